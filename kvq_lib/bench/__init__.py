@@ -1,0 +1,1 @@
+"""Measurements that record where they came from."""

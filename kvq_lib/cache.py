@@ -1,0 +1,438 @@
+"""PagedKVCache: pools of tensors driven by page tables.
+
+New keys and values land in hot pages. The step that fills a page seals it: quantizes
+it, once, into a cold page. What a query reads is fixed by the law (`schemes.Law`) from
+its position alone. Pages that lie side by side are read in place.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from .errors import (
+    InvalidArgument,
+    NonFiniteValue,
+    StepError,
+    UnsupportedBackend,
+    UnsupportedModel,
+    ValueOutOfRange,
+)
+from .kernels import reference
+from .memory import KVShape
+from .pages import Pages, Step
+from .quantize import empty
+from .schemes import Scheme
+from .schemes import scheme as find_scheme
+
+
+@dataclass(eq=False)
+class Batch:
+    """A step in progress: made by `begin`, ended by `commit` or `abort`.
+
+    Attributes:
+        lengths: new tokens of each sequence; the step's tokens are laid one sequence
+            after the other.
+        positions: int64 [tokens], the position of each token in its sequence.
+        pages, slots: int64 [tokens], the hot page and the place of each token.
+        hot_pages, cold_pages: int64 [pages], what this step seals, and into what.
+        tiles: what the queries read.
+        attended: the layers that have been written and read.
+    """
+
+    step: Step
+    lengths: list[int]
+    positions: torch.Tensor
+    pages: torch.Tensor
+    slots: torch.Tensor
+    hot_pages: torch.Tensor
+    cold_pages: torch.Tensor
+    tiles: list[reference.Tile]
+    attended: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """What the pools hold.
+
+    Attributes:
+        sequences, tokens: live ones; a shared token counts once.
+        hot, cold: pages that a sequence needs or a step has reserved.
+        shared: pages in the tables of two sequences or more.
+        cached_hot, cached_cold: pages kept only in case a prefix comes again.
+        free_hot, free_cold: pages that hold nothing.
+        waste: bytes of the empty slots in partial pages.
+    """
+
+    sequences: int
+    tokens: int
+    hot: int
+    cold: int
+    shared: int
+    cached_hot: int
+    cached_cold: int
+    free_hot: int
+    free_cold: int
+    waste: int
+
+
+class PagedKVCache:
+    """A paged cache of keys and values, quantized page by page.
+
+    Args:
+        shape: layers, kv heads and head dim of the model.
+        scheme: a name of `SCHEMES`, or a Scheme.
+        page_size: tokens in a page.
+        num_pages: cold pages (hot pages, for a scheme that seals nothing).
+        num_hot_pages: hot pages; default: as many as `num_pages`. A step needs one for
+            every page that it writes, and sequences keep those of their last partial
+            page, window and sinks.
+        device: where the pools live.
+        dtype: of hot pages.
+        backend: "torch" or "auto"; the attribute of that name says what was chosen.
+
+    Raises:
+        UnsupportedScheme: an unknown scheme.
+        UnsupportedBackend: the backend cannot run here.
+        InvalidArgument: a size that is not a whole number ≥ 1, or a head dim that the
+            format cannot pack.
+    """
+
+    def __init__(
+        self,
+        shape: KVShape,
+        scheme: "str | Scheme" = "int8",
+        page_size: int = 16,
+        num_pages: int = 1024,
+        num_hot_pages: int | None = None,
+        device=None,
+        dtype: torch.dtype = torch.float16,
+        backend: str = "auto",
+    ):
+        num_hot_pages = num_pages if num_hot_pages is None else num_hot_pages
+        for name, value in (
+            ("page_size", page_size),
+            ("num_pages", num_pages),
+            ("num_hot_pages", num_hot_pages),
+        ):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InvalidArgument(f"{name} is a whole number ≥ 1, got {value!r}")
+        if not dtype.is_floating_point or dtype.itemsize < 2:
+            raise InvalidArgument(f"hot pages hold floats of 16 bits or more: {dtype}")
+        if backend not in ("auto", "torch"):
+            raise UnsupportedBackend(
+                f"backend {backend!r} is not available; choose 'torch' or 'auto'"
+            )
+        self.backend = "torch"
+        self.shape = shape
+        self.scheme = find_scheme(scheme)
+        self.page_size = page_size
+        self.device = torch.device(device or "cpu")
+        self.dtype = dtype
+        law = self.scheme.law(page_size)
+        cold_pages = num_pages if self.scheme.seals else 0
+        self._pages = Pages(law, num_hot_pages, cold_pages)
+
+        lead = (shape.num_layers, shape.num_kv_heads)
+        hot = [
+            torch.zeros(
+                *lead,
+                num_hot_pages,
+                page_size,
+                shape.head_dim,
+                dtype=dtype,
+                device=self.device,
+            )
+            for _ in range(2)
+        ]
+        cold = [
+            empty(spec, (*lead, cold_pages), page_size, shape.head_dim, self.device)
+            for spec in (self.scheme.keys, self.scheme.values)
+            if spec is not None
+        ]
+        self._tensors = hot + [t for pool in cold for t in pool.tensors]
+        self._hot_tensors = hot
+        # One view per layer, made once: indexing is not free on the path of a token.
+        self._hot = [tuple(pool[i] for pool in hot) for i in range(shape.num_layers)]
+        self._cold = [
+            tuple(pool.map(lambda t, i=i: t[i]) for pool in cold) or None
+            for i in range(shape.num_layers)
+        ]
+
+    # -- sequences -------------------------------------------------------------------
+
+    def add(self, token_ids: Iterable[int] | None = None) -> int:
+        """A new sequence. Given its tokens, it starts with the longest cached prefix.
+
+        `length(seq)` says how many tokens are already there; at least one is left.
+        """
+        return self._pages.add(token_ids)
+
+    def fork(self, seq: int) -> int:
+        """A twin of a sequence: full pages are shared, the partial one is copied.
+
+        Raises:
+            UnknownSequence, SequenceBusy, OutOfPages.
+        """
+        twin, copy = self._pages.fork(seq)
+        if copy is not None:
+            source, target = copy
+            for pool in self._hot_tensors:
+                pool[:, :, target] = pool[:, :, source]
+        return twin
+
+    def free(self, seq: int) -> None:
+        """Forget a sequence.
+
+        Raises:
+            UnknownSequence, SequenceBusy.
+        """
+        self._pages.free(seq)
+
+    def length(self, seq: int) -> int:
+        """Tokens of a sequence that are committed.
+
+        Raises:
+            UnknownSequence.
+        """
+        return self._pages.length(seq)
+
+    # -- steps -----------------------------------------------------------------------
+
+    def begin(
+        self,
+        seqs: Sequence[int],
+        lengths: Sequence[int],
+        token_ids: Sequence[Iterable[int]] | None = None,
+    ) -> Batch:
+        """Start a step: reserve the pages of all its tokens, or raise and reserve none.
+
+        Args:
+            seqs: the sequences that get new tokens.
+            lengths: new tokens of each.
+            token_ids: the new tokens of each. Without them the pages that fill cannot
+                be found by other sequences.
+
+        Raises:
+            OutOfPages: too few pages are free; nothing is reserved. Pages kept for
+                prefixes are given up first.
+            UnknownSequence, SequenceBusy, InvalidArgument: see the message.
+        """
+        step = self._pages.begin(seqs, lengths, token_ids)
+        size = self.page_size
+        positions, pages, hot, cold, tiles = [], [], [], [], []
+        for start, count, table, sealing in zip(
+            step.starts, step.lengths, step.tables, step.sealing, strict=True
+        ):
+            tiles += reference.plan(
+                self._pages.law,
+                [page.hot for page in table],
+                [page.cold for page in table],
+                range(start, start + count),
+                first_row=len(positions),
+                device=self.device,
+            )
+            positions += range(start, start + count)
+            pages += [table[i // size].hot for i in range(start, start + count)]
+            hot += [table[j].hot for j in sealing]
+            cold += [table[j].cold for j in sealing]
+        positions = self._ints(positions)
+        return Batch(
+            step=step,
+            lengths=step.lengths,
+            positions=positions,
+            pages=self._ints(pages),
+            slots=positions % size,
+            hot_pages=self._ints(hot),
+            cold_pages=self._ints(cold),
+            tiles=tiles,
+        )
+
+    def attend(
+        self,
+        layer: int,
+        batch: Batch,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None = None,
+    ) -> torch.Tensor:
+        """Write one layer's new keys and values, and attend to all that the law allows.
+
+        Args:
+            layer: 0 to num_layers - 1; once each, in any order.
+            batch: from `begin`.
+            q: [tokens, heads, dim]; heads is a multiple of kv_heads.
+            k: [tokens, kv_heads, dim], with its rotary phase if the model has one.
+            v: [tokens, kv_heads, dim].
+            scale: factor of the scores; default dim^-0.5.
+
+        Returns:
+            [tokens, heads, dim], in q's dtype.
+
+        Raises:
+            NonFiniteValue, ValueOutOfRange: names the layer and the head. The batch
+                stays open; nothing visible has changed.
+            InvalidArgument: a wrong shape, dtype or device.
+            StepError: the batch is over, or has this layer already.
+        """
+        self._check_step(layer, batch)
+        self._check_tensors(layer, batch, q, k, v)
+        hot, cold = self._hot[layer], self._cold[layer]
+        for name, pool, x in zip("kv", hot, (k, v), strict=True):
+            stored = x.to(self.dtype)
+            if stored.dtype != x.dtype:
+                _refuse(ValueOutOfRange, stored, f"a {name} too large for", layer)
+            reference.append(pool, batch.pages, batch.slots, stored)
+        if len(batch.hot_pages):
+            for pool, store in zip(hot, cold, strict=True):
+                try:
+                    reference.seal(pool, batch.hot_pages, store, batch.cold_pages)
+                except ValueOutOfRange as error:
+                    raise ValueOutOfRange(f"layer {layer}: {error}") from None
+        scale = self.shape.head_dim**-0.5 if scale is None else scale
+        out = torch.empty_like(q)
+        for tile in batch.tiles:
+            out[tile.rows] = reference.attend(q[tile.rows], hot, cold, tile, scale)
+        batch.attended.add(layer)
+        return out
+
+    def commit(self, batch: Batch) -> None:
+        """End a step: its tokens now belong to their sequences. Cannot run out.
+
+        Raises:
+            StepError: a layer is missing, or the batch is over.
+        """
+        missing = self.shape.num_layers - len(batch.attended)
+        if batch.step.open and missing:
+            raise StepError(
+                f"{missing} of {self.shape.num_layers} layers have not been attended; "
+                "attend them, or abort"
+            )
+        self._pages.commit(batch.step)
+
+    def abort(self, batch: Batch) -> None:
+        """Undo a step: lengths, tables and cold pages are as before `begin`.
+
+        Pages that `begin` took from the prefix index stay taken.
+
+        Raises:
+            StepError: the batch is over.
+        """
+        self._pages.abort(batch.step)
+
+    # -- sizes -----------------------------------------------------------------------
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pools, used or not."""
+        return sum(t.numel() * t.element_size() for t in self._tensors)
+
+    @property
+    def bits_per_element(self) -> float:
+        """Bits stored for each cold number, from the tensors; hot for native."""
+        tensors = self._tensors[2:] or self._hot_tensors
+        pages = tensors[0].shape[2]
+        elements = self.shape.elements_per_token * self.page_size * pages
+        return 8 * sum(t.numel() * t.element_size() for t in tensors) / elements
+
+    @property
+    def effective_bits(self) -> float:
+        """All live bytes, page tables included, in bits for each live number.
+
+        A shared page counts once; pages kept only for prefixes do not count. NaN for a
+        cache without tokens.
+        """
+        live = self._pages.live()
+        tokens = sum(live.values())
+        if tokens == 0:
+            return float("nan")
+        hot = sum(page.hot_refs > 0 for page in live)
+        cold = sum(page.cold is not None for page in live)
+        entries = sum(len(seq.pages) for seq in self._pages.sequences.values())
+        nbytes = (
+            hot * self._page_nbytes(self._hot_tensors)
+            + cold * self._page_nbytes(self._tensors[2:])
+            + entries * 8  # a hot and a cold page id, int32 each
+        )
+        return 8 * nbytes / (tokens * self.shape.elements_per_token)
+
+    def stats(self) -> CacheStats:
+        """Pages in use, shared, kept and free; see `CacheStats`."""
+        p = self._pages
+        live = p.live()
+        empty_slots = len(live) * self.page_size - sum(live.values())
+        token_nbytes = self.shape.elements_per_token * self.dtype.itemsize
+        return CacheStats(
+            sequences=len(p.sequences),
+            tokens=sum(live.values()),
+            hot=p.hot.count - len(p.hot.free) - len(p.idle_hot),
+            cold=p.cold.count - len(p.cold.free) - len(p.idle_cold),
+            shared=sum(page.refs > 1 for page in live),
+            cached_hot=len(p.idle_hot),
+            cached_cold=len(p.idle_cold),
+            free_hot=len(p.hot.free),
+            free_cold=len(p.cold.free),
+            waste=empty_slots * token_nbytes,
+        )
+
+    # -- inside ----------------------------------------------------------------------
+
+    def _ints(self, values) -> torch.Tensor:
+        return torch.tensor(list(values), dtype=torch.int64, device=self.device)
+
+    def _page_nbytes(self, tensors) -> int:
+        """Bytes of one page over all layers and heads."""
+        return sum(t[:, :, :1].numel() * t.element_size() for t in tensors)
+
+    def _check_step(self, layer: int, batch: Batch) -> None:
+        if not batch.step.open:
+            raise StepError("this step is already committed or aborted")
+        if layer not in range(self.shape.num_layers):
+            raise InvalidArgument(
+                f"layer is 0 to {self.shape.num_layers - 1}, got {layer!r}"
+            )
+        if layer in batch.attended:
+            raise StepError(f"layer {layer} has already been attended in this step")
+
+    def _check_tensors(self, layer, batch, q, k, v) -> None:
+        tokens, dim = len(batch.positions), self.shape.head_dim
+        if k.dim() == v.dim() == 3 and k.shape[2] != v.shape[2]:
+            raise UnsupportedModel(
+                f"keys of {k.shape[2]} and values of {v.shape[2]} channels; the cache "
+                "wants equal ones"
+            )
+        for name, x in (("k", k), ("v", v)):
+            if tuple(x.shape) != (tokens, self.shape.num_kv_heads, dim):
+                raise InvalidArgument(
+                    f"{name} must be [tokens, kv_heads, dim] = "
+                    f"{[tokens, self.shape.num_kv_heads, dim]}, got {list(x.shape)}"
+                )
+        heads = q.shape[1] if q.dim() == 3 else 0
+        if (
+            tuple(q.shape) != (tokens, heads, dim)
+            or heads == 0
+            or heads % self.shape.num_kv_heads
+        ):
+            raise InvalidArgument(
+                f"q must be [tokens, heads, dim] = [{tokens}, a multiple of "
+                f"{self.shape.num_kv_heads}, {dim}], got {list(q.shape)}"
+            )
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if x.dtype != q.dtype or not x.is_floating_point() or x.dtype.itemsize < 2:
+                raise InvalidArgument(
+                    "q, k and v share one float dtype; got "
+                    f"{q.dtype}, {k.dtype}, {v.dtype}"
+                )
+            if x.device != self.device:
+                raise InvalidArgument(
+                    f"{name} is on {x.device}, the cache on {self.device}"
+                )
+            _refuse(NonFiniteValue, x, f"NaN or infinity in {name},", layer)
+
+
+def _refuse(error, x: torch.Tensor, what: str, layer: int) -> None:
+    """Raise if x [tokens, heads, dim] is not finite everywhere; name the head."""
+    if not torch.isfinite(x).all():
+        head = (~torch.isfinite(x)).any(dim=2).any(dim=0).nonzero()[0].item()
+        raise error(f"{what} layer {layer}, head {head}; nothing was stored")

@@ -1,0 +1,1 @@
+"""What the book needs and the cache does not: building the site, drawing, teaching."""

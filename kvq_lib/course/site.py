@@ -1,0 +1,288 @@
+"""Build the site, skip what has not changed, and say why a build failed.
+
+    python -m kvq_lib.course.site build [--force]
+    python -m kvq_lib.course.site serve [--port 8000]
+
+Jupyter Book executes the chapters through a cache that looks at their cells alone: it
+would show old outputs after the library they import has changed.  So the cache is
+dropped whenever the *execution key* changes, a hash of the library, the lock and the
+recorded measurements.  Only a build that executes a chapter can see it fail, and only
+a build that reads a page can see its warnings.  So every build reads all pages again,
+and a failed one never counts as done.
+"""
+
+import argparse
+import functools
+import hashlib
+import http.server
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+LOG_TAIL = 40  # lines of a notebook's traceback to print
+
+# Attributes through which a page loads a file; a link that a reader follows is none.
+LOADING_ATTRIBUTES = {
+    "audio": ("src",),
+    "embed": ("src",),
+    "iframe": ("src",),
+    "img": ("src", "srcset"),
+    "link": ("href",),
+    "object": ("data",),
+    "script": ("src",),
+    "source": ("src", "srcset"),
+    "track": ("src",),
+    "video": ("src", "poster"),
+}
+LINKS_NOT_LOADED = {"author", "canonical", "help", "license", "next", "prev", "search"}
+EXTERNAL = re.compile(r"(?:^|[\s,])((?:https?:)?//[^\s,]+)")
+EXTERNAL_IN_CSS = re.compile(
+    r"""(?:url\(|@import)\s*(?:url\()?\s*["']?((?:https?:)?//[^"')\s]+)"""
+)
+CSS_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+
+
+def hash_files(root: Path, files: Iterable[Path]) -> str:
+    """SHA-256 over the files' paths below `root` and their bytes, in a fixed order."""
+    digest = hashlib.sha256()
+    for path in sorted(set(files)):
+        content = path.read_bytes()
+        name = path.relative_to(root).as_posix()
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def execution_key(root: Path = ROOT) -> str:
+    """What the output of a chapter depends on besides the chapter itself."""
+    files = [
+        *root.glob("kvq_lib/**/*.py"),
+        *root.glob("requirements*.txt"),
+        *root.glob("book/results/*.json"),
+    ]
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return f"{python}-{hash_files(root, files)}"
+
+
+def site_key(root: Path = ROOT) -> str:
+    """What the whole site depends on."""
+    sources = [root / "_config.yml", root / "_toc.yml"]
+    for path in (root / "book").rglob("*"):
+        inside = path.relative_to(root).parts
+        hidden = any(part.startswith((".", "__pycache__")) for part in inside)
+        if path.is_file() and not hidden:
+            sources.append(path)
+    return f"{execution_key(root)}-{hash_files(root, sources)}"
+
+
+def is_stale(root: Path = ROOT) -> bool:
+    """Whether the site on disk is missing, failed, or older than its sources."""
+    stamp = root / "_build" / "site.key"
+    built = stamp.exists() and (root / "_build" / "html" / "index.html").exists()
+    return not built or stamp.read_text() != site_key(root)
+
+
+def drop_stale_executions(root: Path = ROOT) -> bool:
+    """Drop all cached outputs if the execution key changed; tell whether it did.
+
+    The key is written before anything is executed, so that a build that was
+    interrupted keeps the chapters that it had finished.
+    """
+    cache = root / "_build" / ".jupyter_cache"
+    stamp = root / "_build" / "execution.key"
+    key = execution_key(root)
+    if stamp.exists() and stamp.read_text() == key:
+        return False
+    dropped = cache.exists()
+    if dropped:
+        shutil.rmtree(cache)
+    stamp.parent.mkdir(exist_ok=True)
+    stamp.write_text(key)
+    return dropped
+
+
+class _LoadedFiles(HTMLParser):
+    """Collects the addresses on other hosts from which a page would load something."""
+
+    def __init__(self):
+        super().__init__()
+        self.external: list[str] = []
+        self._in_style = False
+
+    def handle_starttag(self, tag, attrs):
+        self._in_style = tag == "style"
+        values = {name: value or "" for name, value in attrs}
+        self.external += EXTERNAL_IN_CSS.findall(values.get("style", ""))
+        if tag == "link" and set(values.get("rel", "").split()) & LINKS_NOT_LOADED:
+            return
+        for name in LOADING_ATTRIBUTES.get(tag, ()):
+            if not values.get(name, "").startswith("data:"):
+                self.external += EXTERNAL.findall(values.get(name, ""))
+
+    def handle_data(self, data):
+        if self._in_style:
+            self.external += EXTERNAL_IN_CSS.findall(CSS_COMMENT.sub("", data))
+
+    def handle_endtag(self, tag):
+        self._in_style = False
+
+
+def external_files(html: Path) -> Iterator[tuple[str, str]]:
+    """Yield (file of the site, address) for all that would load from another host."""
+    for page in sorted(html.rglob("*.html")):
+        parser = _LoadedFiles()
+        parser.feed(page.read_text(encoding="utf-8"))
+        for address in parser.external:
+            yield page.relative_to(html).as_posix(), address
+    for sheet in sorted(html.rglob("*.css")):
+        rules = CSS_COMMENT.sub("", sheet.read_text(encoding="utf-8"))
+        for address in EXTERNAL_IN_CSS.findall(rules):
+            yield sheet.relative_to(html).as_posix(), address
+
+
+def _environment(root: Path) -> dict[str, str]:
+    """The reader's own settings must not change what the chapters print or draw."""
+    build = root / "_build"
+    return {
+        **os.environ,
+        "IPYTHONDIR": str(build / ".ipython"),
+        "JUPYTER_RUNTIME_DIR": str(build / ".jupyter_runtime"),
+        "MPLCONFIGDIR": str(build / ".matplotlib"),
+        # The kernel of this environment, not one that the user installed elsewhere.
+        "JUPYTER_PREFER_ENV_PATH": "1",
+        # A progress bar belongs on a terminal, not in a page.
+        "TQDM_DISABLE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def run_sphinx(root: Path = ROOT) -> tuple[int, list[str]]:
+    """Run Jupyter Book, show its output as it comes, return its status and warnings."""
+    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
+    command += ["build", str(root), "-n", "-W", "--keep-going", "--all"]
+    colour = sys.stdout.isatty()
+    warnings = []
+    process = subprocess.Popen(
+        command,
+        cwd=root,
+        env=_environment(root),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
+    for line in process.stdout:
+        plain = ANSI.sub("", line)
+        print(line if colour else plain, end="", flush=True)
+        if re.search(r"\b(WARNING|ERROR|CRITICAL):", plain):
+            warnings.append(plain.strip())
+    return process.wait(), warnings
+
+
+def failure_report(root: Path, warnings: list[str]) -> str:
+    """Name each notebook that failed, with the end of its traceback, then warnings."""
+    reports = root / "_build" / "html" / "reports"
+    parts = []
+    for log in sorted(reports.rglob("*.err.log")):
+        notebook = log.relative_to(reports).as_posix().removesuffix(".err.log")
+        lines = ANSI.sub("", log.read_text(encoding="utf-8")).rstrip().splitlines()
+        tail = "\n".join(f"    {line}" for line in lines[-LOG_TAIL:])
+        parts.append(f"The notebook {notebook} failed:\n\n{tail}\n")
+    if warnings:
+        listed = "\n".join(f"    {warning}" for warning in dict.fromkeys(warnings))
+        parts.append(f"Warnings fail the build:\n\n{listed}\n")
+    if not parts:
+        parts.append("Jupyter Book stopped; its own message is above.\n")
+    return "\n".join(parts)
+
+
+def build(root: Path = ROOT, force: bool = False) -> int:
+    """Bring the site up to date; return 0, or 1 after printing what went wrong."""
+    html = root / "_build" / "html"
+    stamp = root / "_build" / "site.key"
+    if not force and not is_stale(root):
+        print("Nothing has changed since the last build.")
+        print(f"Open {html / 'index.html'}")
+        return 0
+    if drop_stale_executions(root):
+        print("The library, the lock or a result changed: all chapters run again.")
+    # The key of what is read now: an edit during the build makes the site stale again.
+    key = site_key(root)
+    stamp.unlink(missing_ok=True)
+    shutil.rmtree(html, ignore_errors=True)
+    status, warnings = run_sphinx(root)
+    if status != 0:
+        print(f"\nThe site was not built.\n\n{failure_report(root, warnings)}")
+        print("Mend this and run `make book` again: chapters that ran are kept.")
+        return 1
+    if external := list(external_files(html)):
+        print("\nThe site was not built: pages load files from other hosts.\n")
+        for page, address in external:
+            print(f"    {page}: {address}")
+        print("\nServe such files from book/assets/vendor instead.")
+        return 1
+    stamp.write_text(key)
+    print(f"Open {html / 'index.html'}")
+    return 0
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+
+def make_server(html: Path, port: int) -> http.server.ThreadingHTTPServer:
+    """A server of the folder `html` on this machine only; port 0 picks a free one."""
+    handler = functools.partial(
+        http.server.SimpleHTTPRequestHandler, directory=str(html)
+    )
+    return _Server(("127.0.0.1", port), handler)
+
+
+def serve(root: Path = ROOT, port: int = 8000) -> int:
+    """Serve the built site until interrupted."""
+    html = root / "_build" / "html"
+    if not (html / "index.html").exists():
+        print("There is no site yet: run `make book` first.")
+        return 1
+    try:
+        server = make_server(html, port)
+    except OSError as error:
+        print(
+            f"Port {port} cannot be used ({error}): try `make serve PORT={port + 1}`."
+        )
+        return 1
+    with server:
+        print(f"Serving http://127.0.0.1:{server.server_port}/ (stop with Ctrl-C)")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("\nStopped.")
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; see the top of this file."""
+    parser = argparse.ArgumentParser(prog="python -m kvq_lib.course.site")
+    commands = parser.add_subparsers(dest="command", required=True)
+    builder = commands.add_parser("build", help="bring the site up to date")
+    builder.add_argument(
+        "--force", action="store_true", help="build even if nothing has changed"
+    )
+    server = commands.add_parser("serve", help="serve the built site on this machine")
+    server.add_argument("--port", type=int, default=8000)
+    options = parser.parse_args(arguments)
+    if options.command == "build":
+        return build(force=options.force)
+    return serve(port=options.port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

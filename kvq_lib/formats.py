@@ -1,0 +1,132 @@
+"""Number formats: what one code means, and how codes pack into bytes.
+
+A *code* is what a cache stores for one number. Integer codes of b bits run from 0 to
+2^b - 1 when asymmetric. Symmetric ones mean -(2^(b-1) - 1) to 2^(b-1) - 1 and are
+stored with an offset of 2^(b-1), so that every stored code is an unsigned integer.
+FP8 (e4m3) and float16 codes are the bits of the number itself.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from .errors import InvalidArgument, UnsupportedScheme
+
+
+@dataclass(frozen=True)
+class Format:
+    """A number format.
+
+    Attributes:
+        name: the name used in schemes and in `quantize`.
+        bits: bits per code.
+        kind: "int" or "float".
+        largest: for floats, the largest finite magnitude.
+    """
+
+    name: str
+    bits: int
+    kind: str
+    largest: float = 0.0
+
+    @property
+    def per_byte(self) -> int:
+        """Codes in one byte (1 for formats of a byte or more)."""
+        return max(1, 8 // self.bits)
+
+    def packed_width(self, dim: int) -> int:
+        """Bytes for `dim` codes.
+
+        Raises:
+            InvalidArgument: if `dim` codes do not fill whole bytes.
+        """
+        if dim % self.per_byte:
+            raise InvalidArgument(
+                f"{self.name} packs {self.per_byte} channels a byte; dim is {dim}, "
+                f"which is not a multiple of {self.per_byte}"
+            )
+        return dim * self.bits // 8
+
+
+FORMATS = {
+    f.name: f
+    for f in (
+        Format("int2", 2, "int"),
+        Format("int4", 4, "int"),
+        Format("int8", 8, "int"),
+        Format("fp8", 8, "float", largest=448.0),
+        Format("fp16", 16, "float", largest=65504.0),
+    )
+}
+
+
+def format_of(name: str) -> Format:
+    """The format called `name`.
+
+    Raises:
+        UnsupportedScheme: if there is none.
+    """
+    if name not in FORMATS:
+        raise UnsupportedScheme(
+            f"unknown number format {name!r}; known: {', '.join(FORMATS)}"
+        )
+    return FORMATS[name]
+
+
+def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Pack unsigned codes [..., dim], uint8, into bytes [..., dim * bits / 8].
+
+    Byte i of a row holds channels i, i + n, i + 2n, … where n is the number of bytes,
+    the first of them in the lowest bits. A kernel can then multiply contiguous slices
+    of the query with each nibble and never interleave.
+    """
+    if bits == 8:
+        return codes
+    parts = codes.chunk(8 // bits, dim=-1)
+    packed = parts[0].clone()
+    for i, part in enumerate(parts[1:], start=1):
+        packed |= part << (i * bits)
+    return packed
+
+
+def unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """The inverse of `pack`: bytes [..., dim * bits / 8] to codes [..., dim], uint8."""
+    if bits == 8:
+        return packed
+    mask = (1 << bits) - 1
+    parts = [(packed >> shift) & mask for shift in range(0, 8 - bits, bits)]
+    parts.append(packed >> (8 - bits))
+    return torch.cat(parts, dim=-1)
+
+
+def encode_fp8(x: torch.Tensor) -> torch.Tensor:
+    """Round to e4m3 (sign, 4 exponent bits, 3 mantissa bits); returns its bits, uint8.
+
+    Values beyond ±448 become ±448: casts of other formats overflow to infinity, so
+    the clamp is explicit.
+    """
+    return x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def decode_fp8(codes: torch.Tensor) -> torch.Tensor:
+    """Bits of e4m3 numbers, uint8, to float32; exact for all 254 codes but NaN.
+
+    Without FP8 hardware: shift the bits into a float16, whose exponent has one bit
+    more and a bias larger by 8, and multiply by 2^8.
+    """
+    wide = codes.to(torch.int16)
+    half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+    return half.view(torch.float16).float() * 256.0
+
+
+def half_ceil(x: torch.Tensor) -> torch.Tensor:
+    """The smallest float16 that is at least x (infinity beyond 65504)."""
+    half = x.to(torch.float16) + 0.0  # + 0.0 turns -0 into +0, whose successor is right
+    bits = half.view(torch.int16)
+    successor = torch.where(bits >= 0, bits + 1, bits - 1).view(torch.float16)
+    return torch.where(half.to(x.dtype) < x, successor, half)
+
+
+def half_floor(x: torch.Tensor) -> torch.Tensor:
+    """The largest float16 that is at most x (minus infinity below -65504)."""
+    return -half_ceil(-x)

@@ -1,0 +1,1 @@
+"""What runs on tensors: `reference` in PyTorch."""

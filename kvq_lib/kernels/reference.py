@@ -1,0 +1,188 @@
+"""The kernels' meaning in PyTorch: slow enough to read, fast enough to use on a CPU.
+
+Pools are [kv_heads, pages, page_size, dim]: the keys, or the values, of one layer. A
+sequence whose pages lie side by side is then read as a view, without a copy.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from ..quantize import Quantized, quantize_as
+from ..schemes import Law
+
+#: Queries whose scores are held at once. A longer chunk is read in tiles, so that the
+#: peak of memory does not grow with the square of its length.
+TILE = 256
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Queries of one sequence, and the pages that they read.
+
+    Attributes:
+        rows: their rows in the flattened step.
+        hot: hot pages to read, as an index into a pool.
+        hot_tokens: tokens to read from them; the last page may be partial.
+        cold: cold pages to read, all of them full; None for none.
+        hidden: bool [queries, hot_tokens + cold tokens], True where the law forbids a
+            query to look; None when all is visible.
+    """
+
+    rows: slice
+    hot: "slice | torch.Tensor"
+    hot_tokens: int
+    cold: "slice | torch.Tensor | None"
+    hidden: torch.Tensor | None
+
+
+def plan(
+    law: Law,
+    hot: list[int | None],
+    cold: list[int | None],
+    positions: range,
+    first_row: int,
+    device: torch.device,
+) -> list[Tile]:
+    """What the queries of one sequence read, in tiles.
+
+    Args:
+        law: which pages are read hot and which cold.
+        hot, cold: the sequence's page tables; None where there is no such copy.
+        positions: of the queries.
+        first_row: row of the first query in the flattened step.
+        device: where the index tensors live.
+    """
+    size = law.page_size
+    tiles = []
+    for start in range(positions.start, positions.stop, TILE):
+        queries = range(start, min(start + TILE, positions.stop))
+        first, last = start // size, queries[-1] // size
+        # From the window of the first query to the page of the last one.
+        window = range(law.hot(first)[1].start, law.hot(last)[1].stop)
+        hot_read, cold_read = [*law.hot(last)[0], *window], [*law.cold(last)]
+        hot_tokens = (len(hot_read) - 1) * size + queries[-1] % size + 1
+        hidden = None
+        if len(queries) > 1:
+            hidden = _hidden(law, queries, hot_read, hot_tokens, cold_read, device)
+        row = first_row + start - positions.start
+        tiles.append(
+            Tile(
+                rows=slice(row, row + len(queries)),
+                hot=_index([hot[j] for j in hot_read], device),
+                hot_tokens=hot_tokens,
+                cold=_index([cold[j] for j in cold_read], device),
+                hidden=hidden,
+            )
+        )
+    return tiles
+
+
+def _hidden(law, queries, hot, hot_tokens, cold, device) -> torch.Tensor:
+    """Where the law forbids a query to look: bool [queries, hot + cold tokens]."""
+    size = law.page_size
+    query = torch.arange(queries.start, queries.stop, device=device).unsqueeze(1)
+    nearest = query // size - law.window  # the first page of each query's window
+    slots = torch.arange(size, device=device)
+    key = (_ints(hot, device).unsqueeze(1) * size + slots).flatten()[:hot_tokens]
+    page = key // size
+    hidden_hot = (key > query) | ((page >= law.sinks) & (page < nearest))
+    hidden_cold = _ints(cold, device).repeat_interleave(size) >= nearest
+    return torch.cat([hidden_hot, hidden_cold], dim=1)
+
+
+def _index(ids: list[int], device) -> "slice | torch.Tensor | None":
+    """An index of page ids; a slice where they lie side by side; None for no pages."""
+    if not ids:
+        return None
+    if ids == list(range(ids[0], ids[0] + len(ids))):
+        return slice(ids[0], ids[0] + len(ids))
+    return _ints(ids, device)
+
+
+def _ints(values, device) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=device)
+
+
+def select(pool: torch.Tensor, pages: "slice | torch.Tensor") -> torch.Tensor:
+    """Pages of a pool, [kv_heads, pages, …]; a view where they lie side by side."""
+    return pool[:, pages] if isinstance(pages, slice) else pool.index_select(1, pages)
+
+
+def append(
+    pool: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, x: torch.Tensor
+) -> None:
+    """Write new keys or values into hot pages.
+
+    Args:
+        pool: hot pages, written in place.
+        pages: int64 [tokens], the page of each token.
+        slots: int64 [tokens], its place in the page.
+        x: [tokens, kv_heads, dim], in the pool's dtype.
+    """
+    pool[:, pages, slots] = x.transpose(0, 1)
+
+
+def seal(
+    hot: torch.Tensor,
+    hot_pages: torch.Tensor,
+    cold: Quantized,
+    cold_pages: torch.Tensor,
+) -> None:
+    """Quantize full hot pages into cold ones; both index lists are int64 [pages].
+
+    Raises:
+        ValueOutOfRange: a page does not fit the format; no cold page is written.
+    """
+    sealed = quantize_as(hot.index_select(1, hot_pages), cold.spec)
+    for store, new in zip(cold.tensors, sealed.tensors, strict=True):
+        store.index_copy_(1, cold_pages, new)
+
+
+def attend(
+    q: torch.Tensor,
+    hot: tuple[torch.Tensor, torch.Tensor],
+    cold: "tuple[Quantized, Quantized] | None",
+    tile: Tile,
+    scale: float,
+) -> torch.Tensor:
+    """Softmax attention of one tile over its hot and cold pages.
+
+    Args:
+        q: [queries, heads, dim]; head h reads kv head h // (heads / kv_heads).
+        hot: key and value pools.
+        cold: key and value pools; None for a cache that seals nothing.
+        tile: what to read.
+        scale: factor of the scores.
+
+    Returns:
+        [queries, heads, dim] in the dtype of q; computed in float32, or in float64 for
+        float64 queries.
+    """
+    queries, heads, dim = q.shape
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    kv_heads = hot[0].shape[0]
+    # Query heads that share a kv head become rows of one matrix.
+    rows = q.to(dtype).view(queries, kv_heads, -1, dim).permute(1, 2, 0, 3)
+    rows = rows.reshape(kv_heads, -1, dim) * scale
+
+    keys = [_hot_tokens(hot[0], tile, dtype)]
+    values = [_hot_tokens(hot[1], tile, dtype)]
+    if tile.cold is not None:
+        for side, pool in ((keys, cold[0]), (values, cold[1])):
+            pages = pool.map(lambda t: select(t, tile.cold))
+            side.append(pages.dequantize(dtype).flatten(1, 2))
+
+    scores = torch.cat([rows @ k.transpose(1, 2) for k in keys], dim=-1)
+    if tile.hidden is not None:
+        grouped = scores.view(kv_heads, -1, *tile.hidden.shape)
+        grouped.masked_fill_(tile.hidden, float("-inf"))
+    weights = scores.softmax(dim=-1).split([k.shape[1] for k in keys], dim=-1)
+    out = sum(w @ v for w, v in zip(weights, values, strict=True))
+    out = out.view(kv_heads, -1, queries, dim).permute(2, 0, 1, 3)
+    return out.reshape(queries, heads, dim).to(q.dtype)
+
+
+def _hot_tokens(pool: torch.Tensor, tile: Tile, dtype: torch.dtype) -> torch.Tensor:
+    """Tokens of the tile's hot pages, [kv_heads, hot_tokens, dim]."""
+    return select(pool, tile.hot).flatten(1, 2)[:, : tile.hot_tokens].to(dtype)

@@ -1,0 +1,133 @@
+"""How many bytes a cache takes, and how many sequences fit: the two formulas."""
+
+from dataclasses import dataclass
+
+import torch
+
+from .errors import InvalidArgument, UnsupportedModel
+from .schemes import Scheme
+from .schemes import scheme as find_scheme
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """What decides the size of a model's cache.
+
+    Attributes:
+        num_layers: layers that have a cache.
+        num_kv_heads: heads of keys and values. With grouped queries this is smaller
+            than the number of query heads, and it is the one that counts.
+        head_dim: channels of one head.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+    def __post_init__(self):
+        for field in ("num_layers", "num_kv_heads", "head_dim"):
+            _whole(field, getattr(self, field), at_least=1)
+
+    @classmethod
+    def of(cls, config) -> "KVShape":
+        """The shape of a Hugging Face model config.
+
+        Raises:
+            UnsupportedModel: the config does not describe plain keys and values:
+                an encoder-decoder, latent attention, or layers without attention.
+        """
+        if hasattr(config, "get_text_config"):
+            config = config.get_text_config()
+        name = getattr(config, "model_type", type(config).__name__)
+        if getattr(config, "is_encoder_decoder", False):
+            raise UnsupportedModel(f"{name} is an encoder-decoder model")
+        if getattr(config, "kv_lora_rank", None):
+            raise UnsupportedModel(f"{name} caches a latent, not keys and values")
+        kinds = set(getattr(config, "layer_types", None) or ())
+        others = kinds - {"full_attention", "sliding_attention"}
+        if others:
+            raise UnsupportedModel(
+                f"{name} has layers without a cache of keys and values: "
+                f"{', '.join(sorted(others))}"
+            )
+        try:
+            layers, heads = config.num_hidden_layers, config.num_attention_heads
+            head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        except AttributeError as error:
+            raise UnsupportedModel(f"{name}: {error}") from None
+        return cls(
+            layers, getattr(config, "num_key_value_heads", None) or heads, head_dim
+        )
+
+    @property
+    def elements_per_token(self) -> int:
+        """Numbers cached for one token: keys and values of every layer and head."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+
+def kv_bytes(
+    shape: KVShape,
+    scheme: "str | Scheme",
+    seq_len: int,
+    batch: int = 1,
+    page_size: int = 16,
+    dtype: torch.dtype = torch.float16,
+) -> int:
+    """Bytes that the pools hold for `batch` sequences of `seq_len` tokens, committed.
+
+    Codes, scales, zero points and hot pages count; the integer page tables do not.
+    The last page counts whole. For "native" with full pages this is the textbook's
+    2 · layers · kv heads · head dim · tokens · batch · bytes.
+
+    Args:
+        shape: the model.
+        scheme: a name of `SCHEMES`, or a Scheme.
+        seq_len: tokens in each sequence.
+        batch: sequences; none shares a page with another.
+        page_size: tokens in a page.
+        dtype: of the hot pages.
+
+    Raises:
+        InvalidArgument: a number that is not whole or is negative.
+        UnsupportedScheme: an unknown scheme.
+    """
+    recipe = find_scheme(scheme)
+    _whole("seq_len", seq_len, at_least=0)
+    _whole("batch", batch, at_least=0)
+    _whole("page_size", page_size, at_least=1)
+    law = recipe.law(page_size)
+    hot_page = 2 * page_size * shape.head_dim * dtype.itemsize
+    cold_page = recipe.page_nbytes(page_size, shape.head_dim)
+    per_head = (
+        len(law.kept_hot(seq_len)) * hot_page + len(law.sealed(seq_len)) * cold_page
+    )
+    return batch * shape.num_layers * shape.num_kv_heads * per_head
+
+
+def max_batch(
+    available: float, model: float, activations: float, per_sequence: float
+) -> int:
+    """How many sequences fit: ⌊(available - model - activations) / per_sequence⌋.
+
+    All four are bytes, or all four any other unit. 0 when the model alone is too big.
+
+    Raises:
+        InvalidArgument: a negative amount, or `per_sequence` of zero.
+    """
+    for name, amount in (
+        ("available", available),
+        ("model", model),
+        ("activations", activations),
+    ):
+        if amount < 0:
+            raise InvalidArgument(f"{name} cannot be negative, got {amount}")
+    if per_sequence <= 0:
+        raise InvalidArgument(f"per_sequence must be positive, got {per_sequence}")
+    return max(0, int((available - model - activations) // per_sequence))
+
+
+def _whole(name: str, value, at_least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise InvalidArgument(
+            f"{name} is a whole number, at least {at_least}; got {value!r}"
+        )

@@ -1,0 +1,15 @@
+"""Settings for all tests."""
+
+import os
+
+from hypothesis import settings
+
+# Two workers of pytest-xdist on two cores: each gets its share of threads, otherwise
+# they wait for each other.  Must be set before torch is imported.
+_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# A busy machine is slow, not wrong.
+settings.register_profile("book", deadline=None, print_blob=True)
+settings.load_profile("book")
