@@ -89,14 +89,23 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     return packed
 
 
-def unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """The inverse of `pack`: bytes [..., dim * bits / 8] to codes [..., dim], uint8."""
+def unpack(
+    packed: torch.Tensor, bits: int, dtype: torch.dtype = torch.uint8
+) -> torch.Tensor:
+    """The inverse of `pack`: bytes [..., dim * bits / 8] to unsigned codes [..., dim].
+
+    `dtype` is that of the result. Codes go to it directly: on a CPU each detour
+    through another integer type costs more than the attention that follows.
+    """
     if bits == 8:
-        return packed
-    mask = (1 << bits) - 1
-    parts = [(packed >> shift) & mask for shift in range(0, 8 - bits, bits)]
-    parts.append(packed >> (8 - bits))
-    return torch.cat(parts, dim=-1)
+        return packed.to(dtype)
+    width, mask = packed.shape[-1], (1 << bits) - 1
+    codes = torch.empty(
+        *packed.shape[:-1], width * 8 // bits, dtype=dtype, device=packed.device
+    )
+    for i in range(8 // bits):
+        codes[..., i * width : (i + 1) * width] = (packed >> (i * bits)) & mask
+    return codes
 
 
 def encode_fp8(x: torch.Tensor) -> torch.Tensor:

@@ -208,22 +208,20 @@ def generate(
     if not all(rows):
         raise InvalidArgument("a prompt has no token")
     recipe = find_scheme(scheme)
-    cache = _cache_for(
-        model, recipe, page_size, [len(r) + max_new_tokens for r in rows]
-    )
+    cache = cache_for(model, recipe, page_size, [len(r) + max_new_tokens for r in rows])
     draws = [torch.Generator().manual_seed(seed) for _ in rows]
     ends = _end_tokens(model, tokenizer)
     made: list[list[int]] = [[] for _ in rows]
     with (
         tqdm(total=len(rows) * max_new_tokens, unit="tok", **_bar(progress)) as bar,
-        _on_cache(model),
+        on_cache(model),
     ):
         running = {}  # prompt -> its sequence
         for i, row in enumerate(rows):
             seq = running[i] = cache.add(row)
             for start in range(cache.length(seq), len(row), CHUNK):
                 part = row[start : start + CHUNK]
-                last = _forward(model, cache, [seq], [part], last_only=True)
+                last = forward(model, cache, [seq], [part], last_only=True)
             made[i].append(_pick(last[0], temperature, draws[i]))
         while True:
             bar.update(len(running))
@@ -233,7 +231,7 @@ def generate(
             if not running:
                 break
             new = [[made[i][-1]] for i in running]
-            last = _forward(model, cache, list(running.values()), new, last_only=True)
+            last = forward(model, cache, list(running.values()), new, last_only=True)
             for i, row in zip(running, last, strict=True):
                 made[i].append(_pick(row, temperature, draws[i]))
     return [
@@ -250,7 +248,7 @@ def generate(
 
 
 @contextlib.contextmanager
-def _on_cache(model) -> Iterator[None]:
+def on_cache(model) -> Iterator[None]:
     """Let the model's attention be ours; afterwards it is what it was."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
@@ -302,7 +300,7 @@ def _attention(
 
 
 @torch.inference_mode()
-def _forward(
+def forward(
     model,
     cache: PagedKVCache,
     seqs: list[int],
@@ -348,16 +346,16 @@ def _teacher_forced(
     chunk = CHUNK if chunk is None else chunk
     if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
         raise InvalidArgument(f"chunk is a whole number ≥ 1, got {chunk!r}")
-    cache = _cache_for(model, scheme, page_size, [len(window)], chunk)
+    cache = cache_for(model, scheme, page_size, [len(window)], chunk)
     seq = cache.add()
     for start in range(0, len(window), chunk):
         part = window[start : start + chunk]
-        with _on_cache(model):
-            rows = _forward(model, cache, [seq], [part])
+        with on_cache(model):
+            rows = forward(model, cache, [seq], [part])
         yield start, rows
 
 
-def _cache_for(
+def cache_for(
     model, scheme: Scheme, page_size: int, lengths: list[int], chunk: int = CHUNK
 ) -> PagedKVCache:
     """A cache just large enough for sequences of these final lengths."""

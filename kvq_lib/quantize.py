@@ -153,16 +153,21 @@ class Quantized:
             return self.codes.view(torch.float16).float()
         if self.spec.format == "fp8":
             return decode_fp8(self.codes)
-        unsigned = unpack(self.codes, self.spec.fmt.bits)
-        return unsigned.to(torch.int16) - self.spec.offset
+        return unpack(self.codes, self.spec.fmt.bits, torch.int16) - self.spec.offset
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """x̂ = codes · scale + zero, [..., tokens, dim], computed in `dtype`."""
-        x = self.unpack().to(dtype)
+        if self.spec.fmt.kind == "float":
+            x = self.unpack().to(dtype)
+        else:
+            # In place and without integers between: this is the path of every token.
+            x = unpack(self.codes, self.spec.fmt.bits, dtype)
+            if self.spec.offset:
+                x -= self.spec.offset
         if self.scale is not None:
-            x = x * self.scale.to(dtype)
+            x *= self.scale.to(dtype)
         if self.zero is not None:
-            x = x + self.zero.to(dtype)
+            x += self.zero.to(dtype)
         return x
 
     def map(self, fn) -> "Quantized":
