@@ -30,6 +30,7 @@ test: book lint ## check everything: the book, style, units, notebooks, pages
 
 measure: $(STAMP) ## measure the quality tables of chapter 4 again
 	@$(PY) -m kvq_lib.bench.quality
+	@$(PY) -m kvq_lib.course.readme
 
 bench: $(STAMP) ## measure decode speed and print it
 	@$(PY) -m kvq_lib.bench.decode

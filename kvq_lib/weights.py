@@ -87,10 +87,20 @@ def _packaged_weights(package: str) -> Path | None:
     return Path(found[0]) if found else None
 
 
+@contextlib.contextmanager
 def _no_progress_bars():
-    """Silence the bars that transformers draws on stderr for work of seconds.
+    """Silence the bars that transformers draws for work of seconds.
 
-    They would fill a notebook's page, and reading GGUF has no switch for them. Errors
-    are raised, not printed, so none is lost.
+    They would fill a notebook's page, and reading GGUF draws one on stderr that has no
+    switch. Errors are raised, not printed, so none is lost.
     """
-    return contextlib.redirect_stderr(io.StringIO())
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

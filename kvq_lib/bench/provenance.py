@@ -123,6 +123,10 @@ def library_hash(package: Path = PACKAGE) -> str:
     return digest.hexdigest()
 
 
+# The code that this process runs; the files may change while it measures.
+_HASH_AT_IMPORT = library_hash()
+
+
 def _cpu_model() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -186,6 +190,10 @@ def record(
     """
     if isinstance(content, str):
         content = content.encode()
+    if library_hash() != _HASH_AT_IMPORT:
+        raise StaleRecord(
+            "the library's code changed while this was measured: measure again"
+        )
     return {
         "kind": kind,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -4,6 +4,7 @@ The functions are the ones that chapter 4 calls again, on less text. Everything 
 compared with the same model reading the same tokens through an unquantized cache.
 """
 
+import hashlib
 import math
 import random
 from collections.abc import Iterable, Sequence
@@ -45,6 +46,11 @@ def describe_text() -> str:
     import platform
 
     return f"pydoc_data.topics of Python {platform.python_version()}, English prose"
+
+
+def text_hash() -> str:
+    """SHA-256 of `offline_text`: another Python's documentation is another text."""
+    return hashlib.sha256(offline_text().encode()).hexdigest()
 
 
 def windows(tokenizer, count: int, tokens: int) -> torch.Tensor:
@@ -210,6 +216,7 @@ def main() -> None:
                 "bits": bits.bits_per_element(PAGE_SIZE, model.config.head_dim),
                 **summary(tokens),
                 "nll_change": change.mean().item(),
+                "nll_change_windows": change.tolist(),
                 "nll_change_error": standard_error(change),
             }
         )
