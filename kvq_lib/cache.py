@@ -7,18 +7,18 @@ its position alone. Pages that lie side by side are read in place.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from . import kernels
 from .errors import (
     InvalidArgument,
     NonFiniteValue,
     StepError,
-    UnsupportedBackend,
     UnsupportedModel,
     ValueOutOfRange,
 )
-from .kernels import reference
 from .memory import KVShape
 from .pages import Pages, Step
 from .quantize import empty
@@ -35,8 +35,9 @@ class Batch:
             after the other.
         positions: int64 [tokens], the position of each token in its sequence.
         pages, slots: int64 [tokens], the hot page and the place of each token.
-        hot_pages, cold_pages: int64 [pages], what this step seals, and into what.
-        tiles: what the queries read.
+        sealing: two int64 [pages]: the hot pages that fill, and their cold ones.
+        tables: what the queries read, in the backend's own form.
+        flags: what the backend noticed and `commit` will look at.
         attended: the layers that have been written and read.
     """
 
@@ -45,9 +46,9 @@ class Batch:
     positions: torch.Tensor
     pages: torch.Tensor
     slots: torch.Tensor
-    hot_pages: torch.Tensor
-    cold_pages: torch.Tensor
-    tiles: list[reference.Tile]
+    sealing: tuple[torch.Tensor, torch.Tensor]
+    tables: Any
+    flags: Any
     attended: set[int] = field(default_factory=set)
 
 
@@ -119,16 +120,16 @@ class PagedKVCache:
                 raise InvalidArgument(f"{name} is a whole number ≥ 1, got {value!r}")
         if not dtype.is_floating_point or dtype.itemsize < 2:
             raise InvalidArgument(f"hot pages hold floats of 16 bits or more: {dtype}")
-        if backend not in ("auto", "torch"):
-            raise UnsupportedBackend(
-                f"backend {backend!r} is not available; choose 'torch' or 'auto'"
-            )
-        self.backend = "torch"
         self.shape = shape
         self.scheme = find_scheme(scheme)
         self.page_size = page_size
-        self.device = torch.device(device or "cpu")
+        # "cuda" is some "cuda:0", and "cpu:0" is "cpu": as tensors report it.
+        device = torch.empty(0, device=device or "cpu").device
+        self.device = torch.device("cpu") if device.type == "cpu" else device
         self.dtype = dtype
+        specs = [s for s in (self.scheme.keys, self.scheme.values) if s is not None]
+        self._kernels = kernels.choose(backend, self.device, dtype, specs)
+        self.backend = self._kernels.NAME
         law = self.scheme.law(page_size)
         cold_pages = num_pages if self.scheme.seals else 0
         self._pages = Pages(law, num_hot_pages, cold_pages)
@@ -147,8 +148,7 @@ class PagedKVCache:
         ]
         cold = [
             empty(spec, (*lead, cold_pages), page_size, shape.head_dim, self.device)
-            for spec in (self.scheme.keys, self.scheme.values)
-            if spec is not None
+            for spec in specs
         ]
         self._tensors = hot + [t for pool in cold for t in pool.tensors]
         self._hot_tensors = hot
@@ -220,18 +220,10 @@ class PagedKVCache:
         """
         step = self._pages.begin(seqs, lengths, token_ids)
         size = self.page_size
-        positions, pages, hot, cold, tiles = [], [], [], [], []
+        positions, pages, hot, cold = [], [], [], []
         for start, count, table, sealing in zip(
             step.starts, step.lengths, step.tables, step.sealing, strict=True
         ):
-            tiles += reference.plan(
-                self._pages.law,
-                [page.hot for page in table],
-                [page.cold for page in table],
-                range(start, start + count),
-                first_row=len(positions),
-                device=self.device,
-            )
             positions += range(start, start + count)
             pages += [table[i // size].hot for i in range(start, start + count)]
             hot += [table[j].hot for j in sealing]
@@ -243,11 +235,21 @@ class PagedKVCache:
             positions=positions,
             pages=self._ints(pages),
             slots=positions % size,
-            hot_pages=self._ints(hot),
-            cold_pages=self._ints(cold),
-            tiles=tiles,
+            sealing=(self._ints(hot), self._ints(cold)),
+            tables=self._kernels.plan(
+                self._pages.law,
+                [[page.hot for page in table] for table in step.tables],
+                [[page.cold for page in table] for table in step.tables],
+                step.starts,
+                step.lengths,
+                self.device,
+            ),
+            flags=self._kernels.new_flags(
+                self.shape.num_layers, self.shape.num_kv_heads, self.device
+            ),
         )
 
+    @torch.no_grad()
     def attend(
         self,
         layer: int,
@@ -276,24 +278,27 @@ class PagedKVCache:
             InvalidArgument: a wrong shape, dtype or device.
             StepError: the batch is over, or has this layer already.
         """
-        self._check_step(layer, batch)
-        self._check_tensors(layer, batch, q, k, v)
-        hot, cold = self._hot[layer], self._cold[layer]
-        for name, pool, x in zip("kv", hot, (k, v), strict=True):
-            stored = x.to(self.dtype)
-            if stored.dtype != x.dtype:
-                _refuse(ValueOutOfRange, stored, f"a {name} too large for", layer)
-            reference.append(pool, batch.pages, batch.slots, stored)
-        if len(batch.hot_pages):
-            for pool, store in zip(hot, cold, strict=True):
-                try:
-                    reference.seal(pool, batch.hot_pages, store, batch.cold_pages)
-                except ValueOutOfRange as error:
-                    raise ValueOutOfRange(f"layer {layer}: {error}") from None
-        scale = self.shape.head_dim**-0.5 if scale is None else scale
-        out = torch.empty_like(q)
-        for tile in batch.tiles:
-            out[tile.rows] = reference.attend(q[tile.rows], hot, cold, tile, scale)
+        self._check_step(batch)
+        self._check_layer(layer, batch)
+        self._check_tensors(batch, q, k, v)
+        try:
+            out = self._kernels.attend(
+                q,
+                k,
+                v,
+                self._hot[layer],
+                self._cold[layer],
+                batch.pages,
+                batch.slots,
+                batch.sealing,
+                batch.tables,
+                None if batch.flags is None else batch.flags[layer],
+                self.shape.head_dim**-0.5 if scale is None else scale,
+            )
+        except (NonFiniteValue, ValueOutOfRange) as error:
+            what, head = error.args
+            message = f"{what}, layer {layer}, head {head}; nothing was stored"
+            raise type(error)(message) from None
         batch.attended.add(layer)
         return out
 
@@ -302,13 +307,21 @@ class PagedKVCache:
 
         Raises:
             StepError: a layer is missing, or the batch is over.
+            NonFiniteValue, ValueOutOfRange: a backend that runs ahead of the program
+                tells only now; the step is aborted.
         """
+        self._check_step(batch)
         missing = self.shape.num_layers - len(batch.attended)
-        if batch.step.open and missing:
+        if missing:
             raise StepError(
                 f"{missing} of {self.shape.num_layers} layers have not been attended; "
                 "attend them, or abort"
             )
+        try:
+            self._kernels.check(batch.flags)
+        except (NonFiniteValue, ValueOutOfRange):
+            self.abort(batch)
+            raise
         self._pages.commit(batch.step)
 
     def abort(self, batch: Batch) -> None:
@@ -385,9 +398,11 @@ class PagedKVCache:
         """Bytes of one page over all layers and heads."""
         return sum(t[:, :, :1].numel() * t.element_size() for t in tensors)
 
-    def _check_step(self, layer: int, batch: Batch) -> None:
-        if not batch.step.open:
-            raise StepError("this step is already committed or aborted")
+    def _check_step(self, batch: Batch) -> None:
+        if batch.step.owner is not self._pages or not batch.step.open:
+            raise StepError("this step is committed or aborted, or of another cache")
+
+    def _check_layer(self, layer: int, batch: Batch) -> None:
         if layer not in range(self.shape.num_layers):
             raise InvalidArgument(
                 f"layer is 0 to {self.shape.num_layers - 1}, got {layer!r}"
@@ -395,7 +410,7 @@ class PagedKVCache:
         if layer in batch.attended:
             raise StepError(f"layer {layer} has already been attended in this step")
 
-    def _check_tensors(self, layer, batch, q, k, v) -> None:
+    def _check_tensors(self, batch, q, k, v) -> None:
         tokens, dim = len(batch.positions), self.shape.head_dim
         if k.dim() == v.dim() == 3 and k.shape[2] != v.shape[2]:
             raise UnsupportedModel(
@@ -428,11 +443,3 @@ class PagedKVCache:
                 raise InvalidArgument(
                     f"{name} is on {x.device}, the cache on {self.device}"
                 )
-            _refuse(NonFiniteValue, x, f"NaN or infinity in {name},", layer)
-
-
-def _refuse(error, x: torch.Tensor, what: str, layer: int) -> None:
-    """Raise if x [tokens, heads, dim] is not finite everywhere; name the head."""
-    if not torch.isfinite(x).all():
-        head = (~torch.isfinite(x)).any(dim=2).any(dim=0).nonzero()[0].item()
-        raise error(f"{what} layer {layer}, head {head}; nothing was stored")

@@ -53,11 +53,15 @@ class KVShape:
         try:
             layers, heads = config.num_hidden_layers, config.num_attention_heads
             head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        except AttributeError as error:
+            kv_heads = getattr(config, "num_key_value_heads", None)
+            kv_heads = kv_heads or getattr(config, "num_kv_heads", None) or heads
+        except (AttributeError, RuntimeError) as error:  # the latter: layers differ
             raise UnsupportedModel(f"{name}: {error}") from None
-        return cls(
-            layers, getattr(config, "num_key_value_heads", None) or heads, head_dim
-        )
+        # Older names for one kv head; num_kv_heads then counts something else.
+        newer = getattr(config, "new_decoder_architecture", False)
+        if getattr(config, "multi_query", False) and not newer:
+            kv_heads = 1
+        return cls(layers, kv_heads, head_dim)
 
     @property
     def elements_per_token(self) -> int:

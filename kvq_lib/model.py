@@ -159,6 +159,8 @@ def logits(
         [tokens, vocabulary], in the model's dtype. Row i predicts token i + 1.
     """
     window = [int(t) for t in tokens]
+    if not window:
+        raise InvalidArgument("the window has no token")
     recipe = find_scheme(scheme)
     parts = _teacher_forced(model, window, recipe, page_size, chunk)
     return torch.cat([rows for _, rows in parts])
@@ -346,6 +348,7 @@ def _teacher_forced(
     chunk = CHUNK if chunk is None else chunk
     if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
         raise InvalidArgument(f"chunk is a whole number ≥ 1, got {chunk!r}")
+    chunk = min(chunk, len(window))
     cache = cache_for(model, scheme, page_size, [len(window)], chunk)
     seq = cache.add()
     for start in range(0, len(window), chunk):
@@ -359,6 +362,7 @@ def cache_for(
     model, scheme: Scheme, page_size: int, lengths: list[int], chunk: int = CHUNK
 ) -> PagedKVCache:
     """A cache just large enough for sequences of these final lengths."""
+    _require_fixed_phases(model.config, max(lengths))
     law = scheme.law(page_size)
     pages = [-(-n // page_size) for n in lengths]
     if scheme.seals:
@@ -378,6 +382,28 @@ def cache_for(
         device=model.device,
         dtype=dtype,
     )
+
+
+def _require_fixed_phases(config, longest: int) -> None:
+    """Refuse rotary phases that depend on more than a token's own position.
+
+    Two kinds of rotary scaling change all frequencies once a context outgrows the
+    trained one. Keys written before and after would not fit together.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    for part in kinds:
+        kind = part.get("rope_type")
+        trained = (
+            part.get("original_max_position_embeddings")
+            or getattr(config, "original_max_position_embeddings", None)
+            or config.max_position_embeddings
+        )
+        if kind in ("dynamic", "longrope") and longest > trained:
+            raise UnsupportedModel(
+                f"{config.model_type} changes its rotary phases ({kind}) beyond "
+                f"{trained} tokens; {longest} were asked for"
+            )
 
 
 def _pick(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:

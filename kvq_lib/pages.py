@@ -10,6 +10,7 @@ used first.
 import hashlib
 import heapq
 import itertools
+import operator
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -60,6 +61,7 @@ class Step:
     """What `Pages.begin` reserved: one entry per sequence in every list.
 
     Attributes:
+        owner: the Pages that made it.
         handles: the sequences.
         starts: their lengths before the step.
         lengths: their new tokens.
@@ -67,6 +69,7 @@ class Step:
         sealing: for each, the indices of the pages that this step fills and seals.
     """
 
+    owner: "Pages"
     handles: list[int]
     starts: list[int]
     lengths: list[int]
@@ -118,7 +121,7 @@ class Pages:
         """
         seq = _Sequence()
         if token_ids is not None:
-            seq.pages, seq.key = self._match([int(t) for t in token_ids])
+            seq.pages, seq.key = self._match(_token_list(token_ids))
             seq.length = len(seq.pages) * self.law.page_size
             self._claim(seq)
         handle = next(_handles)
@@ -214,6 +217,7 @@ class Pages:
                 table[i].cold = self._take_cold()
             tables.append(table)
         step = Step(
+            self,
             list(handles),
             [s.length for s in seqs],
             list(lengths),
@@ -372,7 +376,7 @@ class Pages:
                 raise InvalidArgument(f"each length is a whole number ≥ 1, got {n!r}")
         if token_ids is None:
             return [None] * len(handles)
-        tokens = [[int(t) for t in ids] for ids in token_ids]
+        tokens = [_token_list(ids) for ids in token_ids]
         if [len(t) for t in tokens] != list(lengths):
             raise InvalidArgument(
                 f"token_ids has rows of {[len(t) for t in tokens]} tokens, "
@@ -381,13 +385,22 @@ class Pages:
         return tokens
 
     def _close(self, step: Step) -> list[_Sequence]:
-        seqs = [self.sequences.get(h) for h in step.handles]
-        if not step.open or any(s is None or s.step is not step for s in seqs):
-            raise StepError("this step is already committed or aborted, or not ours")
+        if step.owner is not self or not step.open:
+            raise StepError("this step is committed or aborted, or of another cache")
         step.open = False
+        seqs = [self.sequences[h] for h in step.handles]
         for seq in seqs:
             seq.step = None
         return seqs
+
+
+def _token_list(token_ids: Iterable[int]) -> list[int]:
+    """Token ids as plain integers that fit 64 bits, as their hash needs them."""
+    try:
+        return array("q", map(operator.index, token_ids)).tolist()
+    except (TypeError, OverflowError) as error:
+        message = f"token ids are whole numbers of 64 bits: {error}"
+        raise InvalidArgument(message) from None
 
 
 def _chain(parent: bytes, tokens: list[int]) -> bytes:

@@ -63,20 +63,23 @@ def windows(tokenizer, count: int, tokens: int) -> torch.Tensor:
     return ids[: count * tokens].view(count, tokens)
 
 
-def per_token(reference: torch.Tensor, logits: torch.Tensor, window) -> dict:
+def log_probabilities(model, window, scheme, page_size: int) -> torch.Tensor:
+    """log p of every possible next token, [tokens - 1, vocabulary]."""
+    return kvq.logits(model, window, scheme, page_size)[:-1].float().log_softmax(-1)
+
+
+def per_token(p: torch.Tensor, q: torch.Tensor, window) -> dict:
     """How predictions differ, token by token.
 
     Args:
-        reference: logits [tokens, vocabulary] of the unquantized cache.
-        logits: the same of the scheme.
+        p: log probabilities [tokens - 1, vocabulary] under the unquantized cache.
+        q: the same under the scheme.
         window: the tokens that were read; row i predicts token i + 1.
 
     Returns:
         "nll_reference" and "nll" (nats), "kl" (nats, from reference to scheme) and
         "same" (bool: the most likely token is the same), each [tokens - 1].
     """
-    p = reference[:-1].float().log_softmax(-1)
-    q = logits[:-1].float().log_softmax(-1)
     target = torch.as_tensor(window[1:]).unsqueeze(1)
     return {
         "nll_reference": -p.gather(1, target).squeeze(1),
@@ -119,11 +122,11 @@ def compare(
     found: dict[str, list] = {s.name: [] for s in schemes}
     with tqdm(total=len(text) * (len(schemes) + 1), unit="window") as bar:
         for window in text.tolist():
-            reference = kvq.logits(model, window, "native", page_size)
+            reference = log_probabilities(model, window, "native", page_size)
             bar.update()
             for s in schemes:
                 bar.set_description(s.name)
-                read = kvq.logits(model, window, s, page_size)
+                read = log_probabilities(model, window, s, page_size)
                 found[s.name].append(per_token(reference, read, window))
                 bar.update()
     return {
@@ -194,72 +197,97 @@ def standard_error(per_window: torch.Tensor) -> float:
     return (per_window.std() / len(per_window) ** 0.5).item()
 
 
-def main() -> None:
-    """Measure everything that chapter 4 draws, and record it."""
-    model, tokenizer = kvq.load_model("smollm2-135m")
-    variants = [
+#: Tokens of 16-bit window and of sinks that are tried with two schemes.
+KEPT = ((0, 16), (128, 0), (128, 16))
+
+
+def variants() -> list[Scheme]:
+    """Everything in the quality table: `SCHEMES`, and some with windows and sinks."""
+    return [
         *SCHEMES,
         *(
             Scheme(f"{name} +{recent} +{sinks}", s.keys, s.values, recent, sinks)
             for name in ("int4", "int2-kivi")
             for s in [kvq.SCHEMES[name]]
-            for recent, sinks in ((0, 16), (128, 0), (128, 16))
+            for recent, sinks in KEPT
         ),
     ]
+
+
+def table(model, text: torch.Tensor) -> list[dict]:
+    """One row for each variant, over windows of text, int [windows, tokens]."""
     rows = []
-    for name, tokens in compare(model, windows(tokenizer, 8, 1024), variants).items():
+    measured = compare(model, text, variants())
+    for s in variants():
+        tokens = measured[s.name]
         change = (tokens["nll"] - tokens["nll_reference"]).double().mean(1)
-        bits = next(s for s in variants if s.name == name)
         rows.append(
             {
-                "scheme": name,
-                "bits": bits.bits_per_element(PAGE_SIZE, model.config.head_dim),
+                "scheme": s.name,
+                "bits": s.bits_per_element(PAGE_SIZE, model.config.head_dim),
                 **summary(tokens),
                 "nll_change": change.mean().item(),
                 "nll_change_windows": change.tolist(),
                 "nll_change_error": standard_error(change),
             }
         )
+    return rows
 
-    bucket = 256
-    long = compare(
-        model,
-        windows(tokenizer, 6, 4096),
-        [kvq.SCHEMES[n] for n in ("int8", "int4", "int4-kivi", "int2-kivi")],
-    )
-    by_position = {
+
+def by_position(model, text: torch.Tensor, bucket: int) -> dict[str, dict]:
+    """Means over stretches of `bucket` tokens, for text int [windows, tokens]."""
+    names = ("int8", "int4", "int4-kivi", "int2-kivi")
+    long = compare(model, text, [kvq.SCHEMES[name] for name in names])
+    return {
         name: {
-            key: [
-                part.double().mean().item() for part in tokens[key].split(bucket, dim=1)
-            ]
+            key: [p.double().mean().item() for p in tokens[key].split(bucket, dim=1)]
             for key in ("nll_reference", "nll", "kl")
         }
         for name, tokens in long.items()
     }
 
-    names = ["native", *(s.name for s in SCHEMES if s.name in kvq.SCHEMES)]
-    keys = {
-        str(n): pass_keys(model, tokenizer, names, n, trials=20) for n in (512, 1024)
+
+def measure(
+    model,
+    tokenizer,
+    size=(8, 1024),
+    long_size=(4, 4096),
+    bucket: int = 256,
+    lengths=(512, 1024),
+    trials: int = 16,
+) -> dict:
+    """All that chapter 4 draws: the table, damage by position, pass keys.
+
+    Args:
+        size, long_size: windows and tokens of the table, and of damage by position.
+        bucket: tokens in a stretch of the latter.
+        lengths, trials: tokens of the pass-key prompts, and prompts of each length.
+    """
+    named = ["native", *(s.name for s in SCHEMES if s.name in kvq.SCHEMES)]
+    return {
+        "page_size": PAGE_SIZE,
+        "windows": list(size),
+        "schemes": table(model, windows(tokenizer, *size)),
+        "position_windows": list(long_size),
+        "position_bucket": bucket,
+        "by_position": by_position(model, windows(tokenizer, *long_size), bucket),
+        "pass_keys": {
+            str(n): pass_keys(model, tokenizer, named, n, trials) for n in lengths
+        },
     }
-    path = save(
-        RESULTS / "quality.json",
-        record(
-            "quality",
-            {
-                "page_size": PAGE_SIZE,
-                "windows": [8, 1024],
-                "schemes": rows,
-                "position_windows": [6, 4096],
-                "position_bucket": bucket,
-                "by_position": by_position,
-                "pass_keys": keys,
-            },
-            model="SmolLM2-135M-Instruct, float32, weights from 4-bit GGUF",
-            text=describe_text(),
-            content=offline_text(),
-        ),
+
+
+def main() -> None:
+    """Measure everything that chapter 4 draws, and record it."""
+    model, tokenizer = kvq.load_model("smollm2-135m")
+    made = record(
+        "quality",
+        measure(model, tokenizer),
+        model="SmolLM2-135M-Instruct, float32, weights from 4-bit GGUF",
+        text=describe_text(),
+        content=offline_text(),
     )
-    print(f"Recorded in {path}")
+    print(f"Recorded in {save(RESULTS / 'quality.json', made)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Draw the README's figure from the recorded measurements; part of `make measure`.
 
-    python -m kvq_lib.course.readme
+python -m kvq_lib.course.readme
 """
 
 import hashlib
@@ -30,7 +30,9 @@ def price_and_damage(ax, rows: dict[str, dict]) -> None:
 
 def record_hash() -> str:
     """SHA-256 of the record that the figure draws; stored in the figure's metadata."""
-    return hashlib.sha256((provenance.RESULTS / "quality.json").read_bytes()).hexdigest()
+    return hashlib.sha256(
+        (provenance.RESULTS / "quality.json").read_bytes()
+    ).hexdigest()
 
 
 def main() -> None:

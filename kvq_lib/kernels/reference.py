@@ -8,8 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
+from ..errors import NonFiniteValue, ValueOutOfRange
 from ..quantize import Quantized, quantize_as
 from ..schemes import Law
+
+#: What `PagedKVCache.backend` calls it.
+NAME = "torch"
 
 #: Queries whose scores are held at once. A longer chunk is read in tiles, so that the
 #: peak of memory does not grow with the square of its length.
@@ -38,43 +42,43 @@ class Tile:
 
 def plan(
     law: Law,
-    hot: list[int | None],
-    cold: list[int | None],
-    positions: range,
-    first_row: int,
+    hot: list[list[int | None]],
+    cold: list[list[int | None]],
+    starts: list[int],
+    lengths: list[int],
     device: torch.device,
 ) -> list[Tile]:
-    """What the queries of one sequence read, in tiles.
+    """What the queries of a step read, in tiles.
 
     Args:
         law: which pages are read hot and which cold.
-        hot, cold: the sequence's page tables; None where there is no such copy.
-        positions: of the queries.
-        first_row: row of the first query in the flattened step.
+        hot, cold: page tables of each sequence; None where there is no such copy.
+        starts: position of each sequence's first query.
+        lengths: queries of each sequence.
         device: where the index tensors live.
     """
-    size = law.page_size
-    tiles = []
-    for start in range(positions.start, positions.stop, TILE):
-        queries = range(start, min(start + TILE, positions.stop))
-        first, last = start // size, queries[-1] // size
-        # From the window of the first query to the page of the last one.
-        window = range(law.hot(first)[1].start, law.hot(last)[1].stop)
-        hot_read, cold_read = [*law.hot(last)[0], *window], [*law.cold(last)]
-        hot_tokens = (len(hot_read) - 1) * size + queries[-1] % size + 1
-        hidden = None
-        if len(queries) > 1:
-            hidden = _hidden(law, queries, hot_read, hot_tokens, cold_read, device)
-        row = first_row + start - positions.start
-        tiles.append(
-            Tile(
-                rows=slice(row, row + len(queries)),
-                hot=_index([hot[j] for j in hot_read], device),
-                hot_tokens=hot_tokens,
-                cold=_index([cold[j] for j in cold_read], device),
-                hidden=hidden,
+    size, row, tiles = law.page_size, 0, []
+    for hot_ids, cold_ids, begin, count in zip(hot, cold, starts, lengths, strict=True):
+        for start in range(begin, begin + count, TILE):
+            queries = range(start, min(start + TILE, begin + count))
+            first, last = start // size, queries[-1] // size
+            # From the window of the first query to the page of the last one.
+            window = range(law.hot(first)[1].start, law.hot(last)[1].stop)
+            hot_read, cold_read = [*law.hot(last)[0], *window], [*law.cold(last)]
+            hot_tokens = (len(hot_read) - 1) * size + queries[-1] % size + 1
+            hidden = None
+            if len(queries) > 1:
+                hidden = _hidden(law, queries, hot_read, hot_tokens, cold_read, device)
+            tiles.append(
+                Tile(
+                    rows=slice(row, row + len(queries)),
+                    hot=_index([hot_ids[j] for j in hot_read], device),
+                    hot_tokens=hot_tokens,
+                    cold=_index([cold_ids[j] for j in cold_read], device),
+                    hidden=hidden,
+                )
             )
-        )
+            row += len(queries)
     return tiles
 
 
@@ -109,17 +113,59 @@ def select(pool: torch.Tensor, pages: "slice | torch.Tensor") -> torch.Tensor:
     return pool[:, pages] if isinstance(pages, slice) else pool.index_select(1, pages)
 
 
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    hot: tuple[torch.Tensor, torch.Tensor],
+    cold: "tuple[Quantized, Quantized] | None",
+    pages: torch.Tensor,
+    slots: torch.Tensor,
+    sealing: tuple[torch.Tensor, torch.Tensor],
+    tables: list[Tile],
+    flags: None,
+    scale: float,
+) -> torch.Tensor:
+    """One layer of a step: write the new keys and values, seal, and read.
+
+    Args:
+        q: [tokens, heads, dim]; head h reads kv head h // (heads / kv_heads).
+        k, v: [tokens, kv_heads, dim].
+        hot: key and value pools.
+        cold: key and value pools; None for a cache that seals nothing.
+        pages, slots: int64 [tokens], the hot page of each token, and its place there.
+        sealing: hot and cold page ids, int64 [pages] each, of the pages that fill.
+        tables: from `plan`.
+        flags: from `new_flags`.
+        scale: factor of the scores.
+
+    Returns:
+        [tokens, heads, dim] in the dtype of q.
+
+    Raises:
+        NonFiniteValue, ValueOutOfRange: their arguments are what was wrong, and the
+            head. No committed page has changed.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _require_finite(NonFiniteValue, x, f"NaN or infinity in {name}")
+    stored = [x.to(pool.dtype) for x, pool in zip((k, v), hot, strict=True)]
+    for name, x in zip("kv", stored, strict=True):
+        _require_finite(ValueOutOfRange, x, f"{name} does not fit {x.dtype}")
+    for pool, x in zip(hot, stored, strict=True):
+        append(pool, pages, slots, x)
+    if len(sealing[0]):
+        for pool, store in zip(hot, cold, strict=True):
+            seal(pool, sealing[0], store, sealing[1])
+    out = torch.empty_like(q)
+    for tile in tables:
+        out[tile.rows] = read(q[tile.rows], hot, cold, tile, scale)
+    return out
+
+
 def append(
     pool: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, x: torch.Tensor
 ) -> None:
-    """Write new keys or values into hot pages.
-
-    Args:
-        pool: hot pages, written in place.
-        pages: int64 [tokens], the page of each token.
-        slots: int64 [tokens], its place in the page.
-        x: [tokens, kv_heads, dim], in the pool's dtype.
-    """
+    """Write new keys or values, [tokens, kv_heads, dim], into hot pages."""
     pool[:, pages, slots] = x.transpose(0, 1)
 
 
@@ -132,28 +178,33 @@ def seal(
     """Quantize full hot pages into cold ones; both index lists are int64 [pages].
 
     Raises:
-        ValueOutOfRange: a page does not fit the format; no cold page is written.
+        ValueOutOfRange: as `attend`; no cold page is written.
     """
-    sealed = quantize_as(hot.index_select(1, hot_pages), cold.spec)
+    full = hot.index_select(1, hot_pages)
+    try:
+        sealed = quantize_as(full, cold.spec)
+    except ValueOutOfRange as error:
+        for head, pages in enumerate(full):
+            try:
+                quantize_as(pages, cold.spec)
+            except ValueOutOfRange:
+                raise ValueOutOfRange(str(error), head) from None
+        raise
     for store, new in zip(cold.tensors, sealed.tensors, strict=True):
         store.index_copy_(1, cold_pages, new)
 
 
-def attend(
+def read(
     q: torch.Tensor,
     hot: tuple[torch.Tensor, torch.Tensor],
     cold: "tuple[Quantized, Quantized] | None",
     tile: Tile,
     scale: float,
 ) -> torch.Tensor:
-    """Softmax attention of one tile over its hot and cold pages.
+    """Softmax attention of one tile's queries over its hot and cold pages.
 
     Args:
-        q: [queries, heads, dim]; head h reads kv head h // (heads / kv_heads).
-        hot: key and value pools.
-        cold: key and value pools; None for a cache that seals nothing.
-        tile: what to read.
-        scale: factor of the scores.
+        q: [queries, heads, dim]; the rest as in `attend`.
 
     Returns:
         [queries, heads, dim] in the dtype of q; computed in float32, or in float64 for
@@ -181,6 +232,22 @@ def attend(
     out = sum(w @ v for w, v in zip(weights, values, strict=True))
     out = out.view(kv_heads, -1, queries, dim).permute(2, 0, 1, 3)
     return out.reshape(queries, heads, dim).to(q.dtype)
+
+
+def new_flags(layers: int, kv_heads: int, device: torch.device) -> None:
+    """Nothing: this backend raises at once. Others flag on the device."""
+
+
+def check(flags: None) -> None:
+    """Nothing to check at a commit; see `new_flags`."""
+
+
+def _require_finite(error, x: torch.Tensor, what: str) -> None:
+    """Raise (what, head) if x [tokens, heads, dim] is not finite everywhere."""
+    finite = torch.isfinite(x)
+    if not finite.all():
+        head = (~finite).any(dim=2).any(dim=0).nonzero()[0].item()
+        raise error(what, head)
 
 
 def _hot_tokens(pool: torch.Tensor, tile: Tile, dtype: torch.dtype) -> torch.Tensor:
