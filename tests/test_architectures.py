@@ -3,7 +3,7 @@ attention asks for beyond the cache is refused, never ignored."""
 
 import pytest
 import torch
-from helpers import real_model, tiny_model
+from helpers import model_step, real_model, tiny_model
 
 import kvq_lib as kvq
 
@@ -165,6 +165,22 @@ class Decoder:
 
     def decode(self, tokens, skip_special_tokens):
         return ""
+
+
+def test_a_step_that_fails_leaves_the_cache_as_it_was():
+    model = tiny_model()
+    cache = kvq.PagedKVCache(
+        kvq.KVShape.of(model.config), "int4", 8, num_pages=9, dtype=torch.float64
+    )
+    seq = cache.add()
+    model_step(model, cache, [seq], [[1] * 11])
+    before = cache.stats()
+    with pytest.raises(IndexError):
+        model_step(model, cache, [seq], [[1, 5000]])
+    assert cache.stats() == before and cache.length(seq) == 11
+    rows = model_step(model, cache, [seq], [[1] * 9])
+    wanted = kvq.logits(model, [1] * 20, "int4", page_size=8)[11:]
+    assert (rows - wanted).abs().max() < 1e-6 * wanted.abs().max()
 
 
 def test_training_mode_is_left_and_then_restored():
