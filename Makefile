@@ -14,7 +14,7 @@ PY      := $(VENV)/bin/python
 LOCK    := requirements.txt requirements-weights.txt pyproject.toml
 STAMP   := $(VENV)/.installed-$(shell cat $(LOCK) | cksum | tr ' ' '-')
 
-.PHONY: help book serve test measure bench lint format clean
+.PHONY: help book serve test measure bench kernels lint format clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -34,6 +34,9 @@ measure: $(STAMP) ## measure the quality tables of chapter 4 again
 
 bench: $(STAMP) ## measure decode speed and print it
 	@$(PY) -m kvq_lib.bench.decode
+
+kernels: $(STAMP) ## compile every kernel variant for six GPU generations
+	@$(PY) -m kvq_lib.kernels.compile --all
 
 lint: $(STAMP) ## check style
 	@$(PY) -m ruff check . || { echo "Style: run \`make format\`, mend what is left."; exit 1; }

@@ -90,7 +90,8 @@ class PagedKVCache:
             page, window and sinks.
         device: where the pools live.
         dtype: of hot pages.
-        backend: "torch" or "auto"; the attribute of that name says what was chosen.
+        backend: "torch", "triton" or "auto", Triton on a CUDA device and PyTorch
+            elsewhere; the attribute of that name says what was chosen.
 
     Raises:
         UnsupportedScheme: an unknown scheme.

@@ -10,6 +10,13 @@ _workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import torch  # noqa: E402
+
+# Without a GPU the kernels run in Triton's interpreter, which must be chosen before
+# any test imports triton.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # A busy machine is slow, not wrong.
 settings.register_profile("book", deadline=None, print_blob=True)
 settings.load_profile("book")

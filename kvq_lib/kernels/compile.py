@@ -1,0 +1,325 @@
+"""Compile the kernels for GPUs that are not here, and read what came out.
+
+    python -m kvq_lib.kernels.compile            # the checked-in list of variants
+    python -m kvq_lib.kernels.compile --all      # every combination
+    python -m kvq_lib.kernels.compile --write    # make the list anew
+
+Each variant goes through the same host code that launches it on a device, with tensors
+that have shapes and no storage, down to the machine code of the chip. The report counts
+registers, spilled bytes, shared memory and matrix instructions there.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LIST = HERE / "variants.txt"
+RESULTS = HERE.parents[1] / "_build" / "kernels.json"
+
+TARGETS = (75, 80, 86, 89, 90, 100)
+KERNELS = ("append", "seal-keys", "seal-values", "decode", "merge", "extend")
+SCHEMES = ("native", "fp16", "fp8", "int8", "int4", "int4-kivi", "int2-kivi", "k8v4")
+PAGES = (16, 32, 64)
+DIMS = (64, 80, 96, 128, 256)
+GROUPS = (1, 4, 7, 16)
+DTYPES = ("float16", "bfloat16", "float32")
+
+#: Shared memory that one block may use, in KiB (CUDA C++ Programming Guide, table
+#: "Technical Specifications per Compute Capability").
+SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227}
+
+
+@dataclass(frozen=True, order=True)
+class Variant:
+    """One combination of choices."""
+
+    target: int
+    kernel: str
+    scheme: str
+    page_size: int
+    dim: int
+    group: int
+    dtype: str
+
+    @property
+    def possible(self) -> bool:
+        """Whether such a kernel can be asked for: no GPU of sm_75 has bfloat16, and
+        `native` seals nothing."""
+        if self.target == 75 and self.dtype == "bfloat16":
+            return False
+        return not (self.scheme == "native" and self.kernel.startswith("seal"))
+
+    def __str__(self) -> str:
+        return " ".join(map(str, asdict(self).values()))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one kernel became.
+
+    Attributes:
+        registers: of a thread.
+        spilled: bytes of a thread's registers that went to memory.
+        shared: bytes of shared memory of a block.
+        matrix: matrix instructions.
+        instructions: all of them.
+        fp8: whether the PTX names an FP8 type.
+    """
+
+    registers: int
+    spilled: int
+    shared: int
+    matrix: int
+    instructions: int
+    fp8: bool
+
+
+def every_variant() -> Iterator[Variant]:
+    """The full product of choices, as far as it is possible."""
+    choices = product(TARGETS, KERNELS, SCHEMES, PAGES, DIMS, GROUPS, DTYPES)
+    return (v for v in (Variant(*c) for c in choices) if v.possible)
+
+
+def pairs(variant: Variant) -> set[tuple]:
+    """All pairs of choices that a variant covers."""
+    choices = list(asdict(variant).items())
+    return {(a, b) for i, a in enumerate(choices) for b in choices[i + 1 :]}
+
+
+def pairwise() -> list[Variant]:
+    """A short list of variants that covers every possible pair of choices.
+
+    Greedy: each step takes the variant that covers most of the pairs still missing,
+    among those that cover the first missing one. Always gives the same list.
+    """
+    variants = list(every_variant())
+    covers = {v: pairs(v) for v in variants}
+    missing = dict.fromkeys(p for v in variants for p in sorted(covers[v], key=str))
+    chosen = []
+    while missing:
+        first = next(iter(missing))
+        best = max(
+            (v for v in variants if first in covers[v]),
+            key=lambda v: sum(p in missing for p in covers[v]),
+        )
+        chosen.append(best)
+        for pair in covers[best]:
+            missing.pop(pair, None)
+    return sorted(chosen)
+
+
+def listed() -> list[Variant]:
+    """The checked-in list."""
+    lines = LIST.read_text().splitlines()
+    rows = (line.split() for line in lines if line and not line.startswith("#"))
+    return [
+        Variant(int(t), k, s, int(p), int(d), int(g), x) for t, k, s, p, d, g, x in rows
+    ]
+
+
+# -- from a variant to machine code ----------------------------------------------------
+
+
+def launches(variant: Variant) -> list:
+    """The launches of a variant, on tensors without storage."""
+    import torch
+
+    from ..quantize import empty
+    from ..schemes import SCHEMES as RECIPES
+    from . import append, decode, extend, seal
+
+    kv_heads, pages, sequences, width = 8, 4096, 32, 512
+    size, dim = variant.page_size, variant.dim
+    recipe, dtype = RECIPES[variant.scheme], getattr(torch, variant.dtype)
+
+    def tensor(*shape, dtype=dtype):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def ints(*shape):
+        return tensor(*shape, dtype=torch.int32)
+
+    # As the cache chooses it: float16 for float32 models, unless nothing is sealed.
+    half = recipe.seals and dtype == torch.float32
+    pool = tensor(kv_heads, pages, size, dim, dtype=torch.float16 if half else dtype)
+    hot, flags = (pool, pool), ints(kv_heads)
+    cold = None
+    if recipe.seals:
+        cold = tuple(
+            empty(spec, (kv_heads, pages), size, dim, "meta")
+            for spec in (recipe.keys, recipe.values)
+        )
+    q = tensor(sequences, kv_heads * variant.group, dim)
+    k = tensor(sequences, kv_heads, dim)
+    tables = [ints(sequences, width), ints(sequences, width)]
+    if variant.kernel == "append":
+        return append.prepare(hot, ints(sequences), ints(sequences), k, k, flags)
+    if variant.kernel.startswith("seal"):
+        store = cold[variant.kernel == "seal-values"]
+        return seal.prepare(pool, ints(sequences), store, ints(sequences), flags)
+    if variant.kernel == "extend":
+        read = (*tables, ints(sequences + 1), ints(sequences))
+        return extend.prepare(
+            q, q, hot, cold, read, (0, 0), flags, 1.0, target=variant.target
+        )
+    read = (*tables, ints(2, sequences))
+    both = decode.prepare(
+        q, q, hot, cold, read, flags, 1.0, splits=8, target=variant.target
+    )
+    return both[:1] if variant.kernel == "decode" else both[1:]
+
+
+def source(launch):
+    """A launch as Triton's compiler takes it: types, constants and alignments, as the
+    launcher would see them at run time."""
+    from triton.compiler import ASTSource
+
+    constants, alignments = {}, {}
+
+    def describe(value, path, constant):
+        if isinstance(value, tuple) and not constant:
+            return tuple(describe(x, (*path, i), False) for i, x in enumerate(value))
+        if constant or value is None or (type(value) is int and value == 1):
+            constants[path] = value
+            return "constexpr"
+        if isinstance(value, float):
+            return "fp32"
+        if isinstance(value, int):
+            if value % 16 == 0:
+                alignments[path] = [["tt.divisibility", 16]]
+            return "i32" if -(2**31) <= value < 2**31 else "i64"
+        alignments[path] = [["tt.divisibility", 16]]
+        return "*" + POINTERS[str(value.dtype).removeprefix("torch.")]
+
+    signature = {}
+    for i, parameter in enumerate(launch.kernel.params):
+        value = launch.arguments[parameter.name]
+        signature[parameter.name] = describe(value, (i,), parameter.is_constexpr)
+    return ASTSource(launch.kernel, signature, constants, alignments)
+
+
+POINTERS = {
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "uint8": "u8",
+    "int32": "i32",
+    "int64": "i64",
+}
+
+
+def build(variant: Variant) -> Report:
+    """Compile a variant, and read its machine code."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    (launch,) = launches(variant)
+    compiled = triton.compile(
+        source(launch),
+        target=GPUTarget("cuda", variant.target, 32),
+        options={"num_warps": launch.warps, "num_stages": launch.stages},
+    )
+    ptx = compiled.asm["ptx"]
+    return Report(
+        **read_cubin(compiled.asm["cubin"]),
+        shared=compiled.metadata.shared,
+        fp8=re.search(r"e4m3|e5m2", ptx) is not None,
+    )
+
+
+def read_cubin(cubin: bytes) -> dict[str, int]:
+    """Registers, spills and instructions in machine code, by the tools in Triton."""
+    import triton.backends.nvidia
+
+    tools = Path(triton.backends.nvidia.__file__).parent / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = subprocess.run(
+            [tools / "cuobjdump", "-res-usage", "-sass", file.name],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    usage = re.search(r"REG:(\d+) STACK:(\d+).*? LOCAL:(\d+)", said)
+    codes = re.findall(
+        r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]+)", said, re.M
+    )
+    return {
+        "registers": int(usage[1]),
+        "spilled": int(usage[2]) + int(usage[3]),
+        "matrix": sum(re.match(r"HMMA|HGMMA|UTC\w*MMA", c) is not None for c in codes),
+        "instructions": len(codes),
+    }
+
+
+def main() -> None:
+    """Compile what the command line asks for, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--all", action="store_true", help="every combination")
+    parser.add_argument("--write", action="store_true", help="make the list anew")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    given = parser.parse_args()
+    if given.write:
+        lines = [
+            "# target kernel scheme page_size dim group dtype: all pairs of choices"
+        ]
+        LIST.write_text("\n".join([*lines, *map(str, pairwise())]) + "\n")
+        return
+    variants = list(every_variant()) if given.all else listed()
+    print("registers spilled  shared matrix instructions  variant")
+    for variant, report in build_all(variants, given.jobs):
+        print(
+            f"{report.registers:9} {report.spilled:7} {report.shared:7} "
+            f"{report.matrix:6} {report.instructions:12}  {variant}",
+            flush=True,
+        )
+
+
+def build_all(variants: list[Variant], jobs: int) -> Iterator[tuple[Variant, Report]]:
+    """Compile variants in processes of their own, where the interpreter is off.
+
+    Reports are kept under `_build`, by a hash of the kernels' source and of Triton's
+    version, and compiled again only when one of the two changes.
+    """
+    key, known = fingerprint(), {}
+    if RESULTS.exists():
+        kept = json.loads(RESULTS.read_text())
+        known = kept["reports"] if kept["key"] == key else {}
+    missing = [v for v in variants if str(v) not in known]
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(jobs, spawn, initializer=_no_interpreter) as pool:
+        for variant, report in zip(missing, pool.map(build, missing), strict=True):
+            known[str(variant)] = asdict(report)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({"key": key, "reports": known}, indent=0))
+    for variant in variants:
+        yield variant, Report(**known[str(variant)])
+
+
+def _no_interpreter() -> None:
+    """In a new process, before it imports triton."""
+    os.environ.pop("TRITON_INTERPRET", None)
+
+
+def fingerprint() -> str:
+    """A hash of all that decides what a variant compiles to."""
+    import triton
+
+    sources = [*sorted(HERE.glob("*.py")), HERE.parent / "quantize.py"]
+    text = triton.__version__ + "".join(path.read_text() for path in sources)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    main()

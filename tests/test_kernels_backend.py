@@ -1,0 +1,94 @@
+"""The Triton backend as the cache calls it."""
+
+import pytest
+import torch
+from kernel_cases import DEVICE, TOLERANCE, relative_error
+
+import kvq_lib as kvq
+from kvq_lib.kernels import backend, launch, reference
+
+SHAPE = kvq.KVShape(num_layers=2, num_kv_heads=2, head_dim=64)
+
+
+def step(cache, seqs, lengths, seed):
+    """One step of random tokens through every layer; the outputs."""
+    random = torch.Generator().manual_seed(seed)
+    batch = cache.begin(seqs, lengths)
+    outs = []
+    for layer in range(SHAPE.num_layers):
+        q, k, v = (
+            torch.randn(sum(lengths), heads, 64, generator=random).half().to(DEVICE)
+            for heads in (6, 2, 2)
+        )
+        outs.append(cache.attend(layer, batch, q, k, v))
+    cache.commit(batch)
+    return torch.stack(outs)
+
+
+@pytest.mark.parametrize("name", list(kvq.SCHEMES))
+def test_a_cache_on_triton_does_what_it_does_on_torch(name):
+    caches = [
+        kvq.PagedKVCache(
+            SHAPE,
+            kvq.scheme(name, recent=16, sinks=5),
+            num_pages=20,
+            device=DEVICE,
+            backend=chosen,
+        )
+        for chosen in ("triton", "torch")
+    ]
+    assert [cache.backend for cache in caches] == ["triton", "torch"]
+    seqs = [[cache.add(), cache.add()] for cache in caches]
+    for seed, lengths in enumerate(([40, 15], [1, 1], [1, 20])):
+        ours, theirs = (
+            step(cache, handles, lengths, seed)
+            for cache, handles in zip(caches, seqs, strict=True)
+        )
+        assert (
+            relative_error(ours, theirs.double()) <= 2 * TOLERANCE[torch.float16]
+        )  # both round
+    for ours, theirs in zip(caches[0]._tensors, caches[1]._tensors, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"), [(float("nan"), kvq.NonFiniteValue), (1e6, kvq.ValueOutOfRange)]
+)
+def test_commit_raises_what_the_kernels_flagged(bad, error):
+    cache = kvq.PagedKVCache(SHAPE, num_pages=4, device=DEVICE, backend="triton")
+    seq = cache.add()
+    batch = cache.begin([seq], [3])
+    for layer in range(2):
+        q, k, v = (torch.zeros(3, 2, 64, device=DEVICE) for _ in range(3))
+        if layer == 1:
+            v[2, 1, 9] = bad
+        cache.attend(layer, batch, q, k, v)
+    with pytest.raises(error, match="layer 1, kv head 1"):
+        cache.commit(batch)
+    assert cache.length(seq) == 0 and cache.stats().hot == 0
+
+
+def test_flags_that_are_clear_raise_nothing():
+    assert backend.check(backend.new_flags(3, 2, DEVICE)) is None
+
+
+def test_values_by_channel_are_refused():
+    keys = kvq.Spec("int4", "token", False)
+    recipe = kvq.Scheme("odd", keys, kvq.Spec("int4", "channel", False))
+    with pytest.raises(kvq.UnsupportedBackend, match="per channel"):
+        kvq.PagedKVCache(SHAPE, recipe, device=DEVICE, backend="triton")
+    assert kvq.PagedKVCache(SHAPE, recipe, num_pages=2).backend == reference.NAME
+
+
+def test_float64_is_refused():
+    with pytest.raises(kvq.UnsupportedBackend, match="float64"):
+        kvq.PagedKVCache(SHAPE, dtype=torch.float64, device=DEVICE, backend="triton")
+
+
+def test_bfloat16_is_refused_in_the_interpreter():
+    if launch.interpreted():
+        with pytest.raises(kvq.UnsupportedBackend, match="bfloat16"):
+            kvq.PagedKVCache(SHAPE, dtype=torch.bfloat16, backend="triton")
+    else:
+        cache = kvq.PagedKVCache(SHAPE, dtype=torch.bfloat16, device=DEVICE)
+        assert cache.backend == "triton"

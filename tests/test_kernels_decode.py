@@ -1,0 +1,134 @@
+"""The `decode` and `merge` kernels against PyTorch in float64."""
+
+import pytest
+import torch
+from hypothesis import given, note
+from hypothesis import strategies as st
+from kernel_cases import (
+    DEVICE,
+    DTYPES,
+    NAN,
+    TOLERANCE,
+    caches,
+    cases,
+    new_flags,
+    relative_error,
+)
+
+from kvq_lib.errors import UnsupportedBackend
+from kvq_lib.kernels import decode, launch, merge
+from kvq_lib.kernels.launch import Tiling
+
+
+@st.composite
+def tilings(draw, group):
+    """Tiles smaller than a page, as large, and larger; sliced and whole channels."""
+    rows = max(draw(st.sampled_from([1, 16])), 1 << (group - 1).bit_length())
+    return Tiling(
+        rows,
+        cold=draw(st.sampled_from([16, 32, 64, 128])),
+        hot=draw(st.sampled_from([16, 32, 64])),
+        slice=draw(st.sampled_from([256, 32])),
+    )
+
+
+def run(case, tiling=None, splits=None):
+    flags = new_flags(case.hot[0].shape[0])
+    out = torch.full_like(case.q, NAN)
+    for step in decode.prepare(
+        case.q,
+        out,
+        case.hot,
+        case.cold,
+        case.tables.decode,
+        flags,
+        0.125,
+        tiling,
+        splits,
+    ):
+        for buffer in step.arguments["partial"]:
+            if buffer is not None and step.kernel is decode.decode_kernel:
+                buffer.fill_(NAN)
+        step.run()
+    assert flags.tolist() == [0] * len(flags)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@given(data=st.data())
+@cases()
+def test_decode_is_attention_over_hot_and_cold_pages(dtype, data):
+    case = data.draw(caches(dtype, chunks=False))
+    tiling = data.draw(tilings(case.q.shape[1] // case.hot[0].shape[0]))
+    splits = data.draw(st.sampled_from([1, 2, 4, 8]))
+    error = relative_error(run(case, tiling, splits), case.reference())
+    note(f"relative error {error:.2e}")
+    assert error <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@given(data=st.data())
+@cases(20)
+def test_decode_agrees_with_full_attention_on_the_dequantized_cache(dtype, data):
+    case = data.draw(caches(dtype, chunks=False))
+    assert relative_error(run(case), case.full_attention()) <= TOLERANCE[dtype]
+
+
+@given(data=st.data())
+@cases(10)
+def test_splits_and_tiles_change_nothing_but_rounding(data):
+    case = data.draw(caches(torch.float32, chunks=False))
+    group = case.q.shape[1] // case.hot[0].shape[0]
+    one, other = (
+        run(case, data.draw(tilings(group)), splits).double() for splits in (1, 8)
+    )
+    assert relative_error(one, other) <= TOLERANCE[torch.float32]
+
+
+def test_a_query_that_is_not_finite_sets_the_flag_of_its_head():
+    case = caches(torch.float32, chunks=False).example()
+    for bad in (NAN, float("inf"), -float("inf")):
+        kv_heads = case.hot[0].shape[0]
+        group = case.q.shape[1] // kv_heads
+        q = case.q.clone()
+        q[-1, (kv_heads - 1) * group, -1] = bad
+        flags = new_flags(kv_heads)
+        decode.decode(q, case.hot, case.cold, case.tables.decode, flags, 0.125)
+        assert flags.tolist() == [0] * (kv_heads - 1) + [launch.NONFINITE]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@given(
+    sequences=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    splits=st.sampled_from([2, 4, 8, 64]),
+    dim=st.sampled_from([64, 80, 96, 128, 256]),
+    seed=st.integers(0, 2**31),
+)
+@cases()
+def test_merge_is_log_sum_exp(dtype, sequences, heads, splits, dim, seed):
+    random = torch.Generator().manual_seed(seed)
+    maxima = 40 * torch.randn(sequences, heads, splits, generator=random)
+    totals = 1 + 10 * torch.rand(sequences, heads, splits, generator=random)
+    sums = torch.randn(sequences, heads, splits, dim, generator=random) + 2
+    # Splits that read nothing: maximum -inf; what their sums hold must not matter.
+    idle = torch.rand(sequences, heads, splits, generator=random) < 0.4
+    idle[..., 0] = False
+    maxima[idle], totals[idle], sums[idle] = -float("inf"), 0.0, NAN
+    weights = torch.exp2((maxima - maxima.amax(-1, keepdim=True)).double())
+    expected = (sums.nan_to_num() * weights.unsqueeze(-1)).sum(2)
+    expected /= (totals * weights).sum(-1, keepdim=True)
+    # Channels every other place of a wider tensor: strides are the caller's.
+    wide = torch.full((sequences, heads, 2 * dim), NAN, dtype=dtype, device=DEVICE)
+    out = wide[..., ::2]
+    merge.merge(tuple(x.to(DEVICE) for x in (sums, maxima, totals)), out)
+    assert relative_error(out, expected.to(DEVICE)) <= TOLERANCE[dtype]
+    assert wide[..., 1::2].isnan().all()
+
+
+def test_bfloat16_is_refused_in_the_interpreter():
+    if not launch.interpreted():
+        assert launch.require(torch.device(DEVICE), torch.float16) is None
+        return
+    with pytest.raises(UnsupportedBackend, match="bfloat16"):
+        launch.require(torch.device("cpu"), torch.bfloat16)
