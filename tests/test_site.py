@@ -149,6 +149,8 @@ WRONG_MATH = """() => [...document.querySelectorAll(
 def test_page_opens_clean_and_fits(open_page, page, width):
     opened = open_page(page, width)
     if 'class="math' in source_of(page):
+        # MathJax loads late, and on a busy machine later than the page's own event.
+        opened.wait_for_function("window.MathJax?.startup?.promise")
         opened.evaluate("MathJax.startup.promise")
         assert opened.evaluate(RAW_MATH) == [], "mathematics that was not rendered"
         assert opened.evaluate(WRONG_MATH) == [], "mathematics with errors"
