@@ -3,8 +3,9 @@ measure them.
 
     import kvq_lib as kvq
 
-The modules build on each other in this order: formats, quantize, schemes, memory,
-pages, kernels, cache, weights, model. Read them in that order, too.
+The modules build on each other in this order: errors, checks, formats, quantize,
+schemes, memory, pages, kernels, cache, attention, weights, model. Read
+them in that order, too.
 """
 
 from .cache import Batch, CacheStats, PagedKVCache

@@ -5,20 +5,17 @@ it, once, into a cold page. What a query reads is fixed by the law (`schemes.Law
 its position alone. Pages that lie side by side are read in place.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import torch
 
 from . import kernels
-from .errors import (
-    InvalidArgument,
-    NonFiniteValue,
-    StepError,
-    UnsupportedModel,
-    ValueOutOfRange,
-)
+from .checks import float_dtype, step_tensors, usable_device, whole
+from .errors import InvalidArgument, NonFiniteValue, StepError, ValueOutOfRange
 from .memory import KVShape
 from .pages import Pages, Step
 from .quantize import empty
@@ -95,9 +92,9 @@ class PagedKVCache:
 
     Raises:
         UnsupportedScheme: an unknown scheme.
-        UnsupportedBackend: the backend cannot run here.
-        InvalidArgument: a size that is not a whole number ≥ 1, or a head dim that the
-            format cannot pack.
+        UnsupportedBackend: the backend, or the device, cannot run here.
+        InvalidArgument: a size that is not a whole number ≥ 1, a head dim that the
+            format cannot pack, or a dtype that hot pages cannot have.
     """
 
     def __init__(
@@ -111,23 +108,16 @@ class PagedKVCache:
         dtype: torch.dtype = torch.float16,
         backend: str = "auto",
     ):
+        if not isinstance(shape, KVShape):
+            raise InvalidArgument(f"shape is a kvq.KVShape, got {shape!r}")
         num_hot_pages = num_pages if num_hot_pages is None else num_hot_pages
-        for name, value in (
-            ("page_size", page_size),
-            ("num_pages", num_pages),
-            ("num_hot_pages", num_hot_pages),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InvalidArgument(f"{name} is a whole number ≥ 1, got {value!r}")
-        if not dtype.is_floating_point or dtype.itemsize < 2:
-            raise InvalidArgument(f"hot pages hold floats of 16 bits or more: {dtype}")
+        num_pages = whole("num_pages", num_pages, at_least=1)
+        num_hot_pages = whole("num_hot_pages", num_hot_pages, at_least=1)
         self.shape = shape
         self.scheme = find_scheme(scheme)
-        self.page_size = page_size
-        # "cuda" is some "cuda:0", and "cpu:0" is "cpu": as tensors report it.
-        device = torch.empty(0, device=device or "cpu").device
-        self.device = torch.device("cpu") if device.type == "cpu" else device
-        self.dtype = dtype
+        self.page_size = page_size = whole("page_size", page_size, at_least=1)
+        self.device = usable_device("cpu" if device is None else device)
+        self.dtype = float_dtype("dtype", dtype)
         specs = [s for s in (self.scheme.keys, self.scheme.values) if s is not None]
         self._kernels = kernels.choose(backend, self.device, dtype, specs)
         self.backend = self._kernels.NAME
@@ -135,29 +125,24 @@ class PagedKVCache:
         cold_pages = num_pages if self.scheme.seals else 0
         self._pages = Pages(law, num_hot_pages, cold_pages)
 
-        lead = (shape.num_layers, shape.num_kv_heads)
-        hot = [
-            torch.zeros(
-                *lead,
-                num_hot_pages,
-                page_size,
-                shape.head_dim,
-                dtype=dtype,
-                device=self.device,
-            )
-            for _ in range(2)
-        ]
-        cold = [
-            empty(spec, (*lead, cold_pages), page_size, shape.head_dim, self.device)
-            for spec in specs
-        ]
+        # A cache made in inference mode must serve outside of it, too.
+        with torch.inference_mode(False):
+            self._allocate(specs, num_hot_pages, cold_pages)
+
+    def _allocate(self, specs, hot_pages: int, cold_pages: int) -> None:
+        """Make the pools, and one view of them per layer: indexing is not free on the
+        path of a token."""
+        shape, layers = self.shape, range(self.shape.num_layers)
+        lead, page = (len(layers), shape.num_kv_heads), (self.page_size, shape.head_dim)
+        options = {"dtype": self.dtype, "device": self.device}
+        hot = [torch.zeros(*lead, hot_pages, *page, **options) for _ in range(2)]
+        cold = [empty(spec, (*lead, cold_pages), *page, self.device) for spec in specs]
         self._tensors = hot + [t for pool in cold for t in pool.tensors]
         self._hot_tensors = hot
-        # One view per layer, made once: indexing is not free on the path of a token.
-        self._hot = [tuple(pool[i] for pool in hot) for i in range(shape.num_layers)]
+        self._hot = [tuple(pool[i] for pool in hot) for i in layers]
         self._cold = [
             tuple(pool.map(lambda t, i=i: t[i]) for pool in cold) or None
-            for i in range(shape.num_layers)
+            for i in layers
         ]
 
     # -- sequences -------------------------------------------------------------------
@@ -268,20 +253,26 @@ class PagedKVCache:
             q: [tokens, heads, dim]; heads is a multiple of kv_heads.
             k: [tokens, kv_heads, dim], with its rotary phase if the model has one.
             v: [tokens, kv_heads, dim].
-            scale: factor of the scores; default dim^-0.5.
+            scale: factor of the scores, finite; default dim^-0.5.
 
         Returns:
             [tokens, heads, dim], in q's dtype.
 
         Raises:
-            NonFiniteValue, ValueOutOfRange: names the layer and the head. The batch
-                stays open; nothing visible has changed.
-            InvalidArgument: a wrong shape, dtype or device.
+            NonFiniteValue, ValueOutOfRange: names the layer and the head. A cache that
+                seals takes no key and no value beyond 65504, the largest float16: no
+                page could hold it later. The batch stays open; nothing visible has
+                changed.
+            InvalidArgument: a wrong shape, dtype, device or scale.
             StepError: the batch is over, or has this layer already.
         """
         self._check_step(batch)
-        self._check_layer(layer, batch)
-        self._check_tensors(batch, q, k, v)
+        layer = self._checked_layer(layer, batch)
+        kv_heads, dim = self.shape.num_kv_heads, self.shape.head_dim
+        step_tensors(q, k, v, len(batch.positions), kv_heads, dim, self.device)
+        scale = dim**-0.5 if scale is None else scale
+        if not isinstance(scale, Real) or not math.isfinite(scale):
+            raise InvalidArgument(f"scale is a finite number, got {scale!r}")
         try:
             out = self._kernels.attend(
                 q,
@@ -294,7 +285,7 @@ class PagedKVCache:
                 batch.sealing,
                 batch.tables,
                 None if batch.flags is None else batch.flags[layer],
-                self.shape.head_dim**-0.5 if scale is None else scale,
+                float(scale),
             )
         except (NonFiniteValue, ValueOutOfRange) as error:
             what, head = error.args
@@ -403,44 +394,12 @@ class PagedKVCache:
         if batch.step.owner is not self._pages or not batch.step.open:
             raise StepError("this step is committed or aborted, or of another cache")
 
-    def _check_layer(self, layer: int, batch: Batch) -> None:
-        if layer not in range(self.shape.num_layers):
+    def _checked_layer(self, layer: int, batch: Batch) -> int:
+        layer = whole("layer", layer, at_least=0)
+        if layer >= self.shape.num_layers:
             raise InvalidArgument(
                 f"layer is 0 to {self.shape.num_layers - 1}, got {layer!r}"
             )
         if layer in batch.attended:
             raise StepError(f"layer {layer} has already been attended in this step")
-
-    def _check_tensors(self, batch, q, k, v) -> None:
-        tokens, dim = len(batch.positions), self.shape.head_dim
-        if k.dim() == v.dim() == 3 and k.shape[2] != v.shape[2]:
-            raise UnsupportedModel(
-                f"keys of {k.shape[2]} and values of {v.shape[2]} channels; the cache "
-                "wants equal ones"
-            )
-        for name, x in (("k", k), ("v", v)):
-            if tuple(x.shape) != (tokens, self.shape.num_kv_heads, dim):
-                raise InvalidArgument(
-                    f"{name} must be [tokens, kv_heads, dim] = "
-                    f"{[tokens, self.shape.num_kv_heads, dim]}, got {list(x.shape)}"
-                )
-        heads = q.shape[1] if q.dim() == 3 else 0
-        if (
-            tuple(q.shape) != (tokens, heads, dim)
-            or heads == 0
-            or heads % self.shape.num_kv_heads
-        ):
-            raise InvalidArgument(
-                f"q must be [tokens, heads, dim] = [{tokens}, a multiple of "
-                f"{self.shape.num_kv_heads}, {dim}], got {list(q.shape)}"
-            )
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if x.dtype != q.dtype or not x.is_floating_point() or x.dtype.itemsize < 2:
-                raise InvalidArgument(
-                    "q, k and v share one float dtype; got "
-                    f"{q.dtype}, {k.dtype}, {v.dtype}"
-                )
-            if x.device != self.device:
-                raise InvalidArgument(
-                    f"{name} is on {x.device}, the cache on {self.device}"
-                )
+        return layer

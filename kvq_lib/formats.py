@@ -66,7 +66,7 @@ def format_of(name: str) -> Format:
     Raises:
         UnsupportedScheme: if there is none.
     """
-    if name not in FORMATS:
+    if not isinstance(name, str) or name not in FORMATS:
         raise UnsupportedScheme(
             f"unknown number format {name!r}; known: {', '.join(FORMATS)}"
         )
@@ -130,7 +130,7 @@ def decode_fp8(codes: torch.Tensor) -> torch.Tensor:
 
 def half_ceil(x: torch.Tensor) -> torch.Tensor:
     """The smallest float16 that is at least x (infinity beyond 65504)."""
-    half = x.to(torch.float16) + 0.0  # + 0.0 turns -0 into +0, whose successor is right
+    half = x.to(torch.float16)
     bits = half.view(torch.int16)
     successor = torch.where(bits >= 0, bits + 1, bits - 1).view(torch.float16)
     return torch.where(half.to(x.dtype) < x, successor, half)

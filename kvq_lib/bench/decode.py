@@ -6,6 +6,7 @@ hits all of them.
 """
 
 import argparse
+import inspect
 import statistics
 import time
 
@@ -13,9 +14,9 @@ import torch
 from tqdm import tqdm
 
 import kvq_lib as kvq
+from kvq_lib.attention import CHUNK, cache_for, forward, on_cache
 from kvq_lib.bench.provenance import machine, versions
 from kvq_lib.bench.quality import windows
-from kvq_lib.model import CHUNK, cache_for, forward, on_cache
 
 SCHEMES = ("native", "fp16", "int8", "int4", "int4-kivi")
 
@@ -42,9 +43,11 @@ class Theirs:
 
     @torch.inference_mode()
     def step(self, tokens: list[int]) -> None:
+        # Newer releases of transformers call the argument "cache".
+        renamed = "cache" in inspect.signature(self.model.forward).parameters
         self.model(
             torch.tensor([tokens]),
-            past_key_values=self.cache,
+            **{"cache" if renamed else "past_key_values": self.cache},
             use_cache=True,
             logits_to_keep=1,
         )
@@ -66,7 +69,13 @@ def contenders(model, room: int) -> list:
 
 
 def measure(model, context: list[int], steps: int) -> dict[str, float]:
-    """Median seconds of one decoding step for each cache."""
+    """Median seconds of one decoding step for each cache.
+
+    Args:
+        model: of transformers, on the CPU.
+        context: token ids that every cache reads first.
+        steps: decoding steps, timed one by one.
+    """
     caches = contenders(model, len(context) + steps + 2)
     with tqdm(total=len(caches) * (len(context) + steps), unit="tok") as bar:
         for cache in caches:
@@ -80,7 +89,7 @@ def measure(model, context: list[int], steps: int) -> dict[str, float]:
         for i in range(steps):
             for cache in caches:
                 start = time.perf_counter()
-                cache.step([context[i]])
+                cache.step([context[i % len(context)]])
                 times[cache.name].append(time.perf_counter() - start)
                 bar.update()
     return {name: statistics.median(values) for name, values in times.items()}
@@ -89,9 +98,11 @@ def measure(model, context: list[int], steps: int) -> dict[str, float]:
 def main() -> None:
     """Print tokens per second, and where they were measured."""
     parser = argparse.ArgumentParser(prog="python -m kvq_lib.bench.decode")
-    parser.add_argument("--context", type=int, default=4096)
-    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--context", type=int, default=4096, help="tokens read first")
+    parser.add_argument("--steps", type=int, default=32, help="tokens timed")
     options = parser.parse_args()
+    if options.context < 1 or options.steps < 1:
+        parser.error("--context and --steps are at least 1")
     model, tokenizer = kvq.load_model("smollm2-135m")
     context = windows(tokenizer, 1, options.context)[0].tolist()
     seconds = measure(model, context, options.steps)

@@ -21,15 +21,19 @@ RESULTS = PACKAGE.parent / "book" / "results"
 
 # The modules that decide what a measurement gives.
 MODULES = (
+    "checks.py",
     "formats.py",
     "quantize.py",
     "schemes.py",
     "memory.py",
     "pages.py",
     "cache.py",
+    "attention.py",
     "weights.py",
     "model.py",
+    "kernels/__init__.py",
     "kernels/reference.py",
+    "bench/quality.py",
 )
 DISTRIBUTIONS = (
     "torch",

@@ -263,10 +263,10 @@ class Sizes:
     """
 
     table: tuple[int, int] = (8, 1024)
-    position: tuple[int, int] = (4, 4096)
+    position: tuple[int, int] = (6, 4096)
     bucket: int = 256
     lengths: tuple[int, ...] = (512, 1024)
-    trials: int = 16
+    trials: int = 20
 
 
 def _part(name: str, sizes: Sizes):

@@ -147,18 +147,22 @@ def attend(
             head. No committed page has changed.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
-        _require_finite(NonFiniteValue, x, f"NaN or infinity in {name}")
-    stored = [x.to(pool.dtype) for x, pool in zip((k, v), hot, strict=True)]
-    for name, x in zip("kv", stored, strict=True):
-        _require_finite(ValueOutOfRange, x, f"{name} does not fit {x.dtype}")
-    for pool, x in zip(hot, stored, strict=True):
-        append(pool, pages, slots, x)
+        _require(NonFiniteValue, torch.isfinite(x), f"NaN or infinity in {name}")
+    # What float16 cannot hold could not be sealed, and then a later token, which only
+    # fills the page, would be blamed.
+    dtype = hot[0].dtype if cold is None else torch.float16
+    limit = min(torch.finfo(t).max for t in (dtype, hot[0].dtype))
+    for name, x, pool in zip("kv", (k, v), hot, strict=True):
+        stored = x.to(pool.dtype)
+        _require(ValueOutOfRange, stored.abs() <= limit, f"{name} exceeds {limit:.6g}")
+        append(pool, pages, slots, stored)
     if len(sealing[0]):
         for pool, store in zip(hot, cold, strict=True):
             seal(pool, sealing[0], store, sealing[1])
     out = torch.empty_like(q)
     for tile in tables:
         out[tile.rows] = read(q[tile.rows], hot, cold, tile, scale)
+    _require(NonFiniteValue, torch.isfinite(out), "scores or output overflow")
     return out
 
 
@@ -175,21 +179,8 @@ def seal(
     cold: Quantized,
     cold_pages: torch.Tensor,
 ) -> None:
-    """Quantize full hot pages into cold ones; both index lists are int64 [pages].
-
-    Raises:
-        ValueOutOfRange: as `attend`; no cold page is written.
-    """
-    full = hot.index_select(1, hot_pages)
-    try:
-        sealed = quantize_as(full, cold.spec)
-    except ValueOutOfRange as error:
-        for head, pages in enumerate(full):
-            try:
-                quantize_as(pages, cold.spec)
-            except ValueOutOfRange:
-                raise ValueOutOfRange(str(error), head) from None
-        raise
+    """Quantize full hot pages into cold ones; both index lists are int64 [pages]."""
+    sealed = quantize_as(hot.index_select(1, hot_pages), cold.spec)
     for store, new in zip(cold.tensors, sealed.tensors, strict=True):
         store.index_copy_(1, cold_pages, new)
 
@@ -242,12 +233,10 @@ def check(flags: None) -> None:
     """Nothing to check at a commit; see `new_flags`."""
 
 
-def _require_finite(error, x: torch.Tensor, what: str) -> None:
-    """Raise (what, head) if x [tokens, heads, dim] is not finite everywhere."""
-    finite = torch.isfinite(x)
-    if not finite.all():
-        head = (~finite).any(dim=2).any(dim=0).nonzero()[0].item()
-        raise error(what, head)
+def _require(error, good: torch.Tensor, what: str) -> None:
+    """Raise (what, head) unless good, bool [tokens, heads, dim], is true throughout."""
+    if not good.all():
+        raise error(what, (~good).any(dim=2).any(dim=0).nonzero()[0].item())
 
 
 def _hot_tokens(pool: torch.Tensor, tile: Tile, dtype: torch.dtype) -> torch.Tensor:
