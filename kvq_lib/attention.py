@@ -69,11 +69,12 @@ def _attention(
         given += ["dropout"] * bool(dropout)
         raise UnsupportedModel(f"{name} asks for {', '.join(given)}")
     window = others.get("sliding_window")
-    longest = int(batch.positions.max()) + 1
-    if window is not None and window < longest:
-        raise UnsupportedModel(
-            f"{name} slides a window of {window} over a context of {longest} tokens"
-        )
+    if window is not None:
+        longest = int(batch.positions.max()) + 1
+        if window < longest:
+            raise UnsupportedModel(
+                f"{name} slides a window of {window} over a context of {longest} tokens"
+            )
     if not getattr(module, "is_causal", True):
         raise UnsupportedModel(f"{name} is not causal")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))

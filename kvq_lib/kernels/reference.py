@@ -146,15 +146,19 @@ def attend(
         NonFiniteValue, ValueOutOfRange: their arguments are what was wrong, and the
             head. No committed page has changed.
     """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        _require(NonFiniteValue, torch.isfinite(x), f"NaN or infinity in {name}")
+    if not _within(q, torch.finfo(q.dtype).max):
+        raise _blame(NonFiniteValue, torch.isfinite(q), "NaN or infinity in q")
     # What float16 cannot hold could not be sealed, and then a later token, which only
     # fills the page, would be blamed.
     dtype = hot[0].dtype if cold is None else torch.float16
     limit = min(torch.finfo(t).max for t in (dtype, hot[0].dtype))
     for name, x, pool in zip("kv", (k, v), hot, strict=True):
         stored = x.to(pool.dtype)
-        _require(ValueOutOfRange, stored.abs() <= limit, f"{name} exceeds {limit:.6g}")
+        if not _within(stored, limit):
+            finite, fits = torch.isfinite(x), stored.abs() <= limit
+            if not finite.all():
+                raise _blame(NonFiniteValue, finite, f"NaN or infinity in {name}")
+            raise _blame(ValueOutOfRange, fits, f"{name} exceeds {limit:.6g}")
         append(pool, pages, slots, stored)
     if len(sealing[0]):
         for pool, store in zip(hot, cold, strict=True):
@@ -162,7 +166,8 @@ def attend(
     out = torch.empty_like(q)
     for tile in tables:
         out[tile.rows] = read(q[tile.rows], hot, cold, tile, scale)
-    _require(NonFiniteValue, torch.isfinite(out), "scores or output overflow")
+    if not _within(out, torch.finfo(out.dtype).max):
+        raise _blame(NonFiniteValue, torch.isfinite(out), "scores or output overflow")
     return out
 
 
@@ -233,10 +238,15 @@ def check(flags: None) -> None:
     """Nothing to check at a commit; see `new_flags`."""
 
 
-def _require(error, good: torch.Tensor, what: str) -> None:
-    """Raise (what, head) unless good, bool [tokens, heads, dim], is true throughout."""
-    if not good.all():
-        raise error(what, (~good).any(dim=2).any(dim=0).nonzero()[0].item())
+def _within(x: torch.Tensor, limit: float) -> bool:
+    """Whether no magnitude in x exceeds `limit`; NaN does. Cheaper than `isfinite`."""
+    return x.abs().max().item() <= limit
+
+
+def _blame(error, good: torch.Tensor, what: str) -> Exception:
+    """The error (what, head) for the first head where good [tokens, heads, dim] is
+    not true throughout."""
+    return error(what, (~good).any(dim=2).any(dim=0).nonzero()[0].item())
 
 
 def _hot_tokens(pool: torch.Tensor, tile: Tile, dtype: torch.dtype) -> torch.Tensor:
