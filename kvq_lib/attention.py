@@ -9,6 +9,7 @@ works without it.
 """
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 
 import torch
@@ -35,17 +36,23 @@ def on_cache(model) -> Iterator[None]:
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(_ATTENTION, _attention)
-    # The law hides what a query must not see, so the model need not build a mask.
-    AttentionMaskInterface.register(_ATTENTION, lambda *args, **kwargs: None)
+    AttentionMaskInterface.register(_ATTENTION, _mask)
     before = model.config._attn_implementation
-    was_training = model.training
+    training = [module for module in model.modules() if module.training]
     model.set_attn_implementation(_ATTENTION)
     model.eval()
     try:
         yield
     finally:
         model.set_attn_implementation(before)
-        model.train(was_training)
+        for module in training:
+            module.training = True
+
+
+def _mask(*args, local_size: int | None = None, **others) -> int | None:
+    """What transformers hands to the layers as their mask: the reach of a sliding
+    window, None for all. The law hides the future, so there is no mask to build."""
+    return local_size
 
 
 def _attention(
@@ -64,18 +71,21 @@ def _attention(
         )
     cache, batch = others["kvq_step"]
     given = [arg for arg in _REFUSED if others.get(arg) is not None]
-    if given or attention_mask is not None or dropout:
-        given += ["attention_mask"] * (attention_mask is not None)
-        given += ["dropout"] * bool(dropout)
+    given += ["attention_mask"] * isinstance(attention_mask, torch.Tensor)
+    given += ["dropout"] * bool(dropout)
+    if given:
         raise UnsupportedModel(f"{name} asks for {', '.join(given)}")
-    window = others.get("sliding_window")
-    if window is not None:
+    # Some layers know their window themselves, some only by their mask.
+    windows = [w for w in (others.get("sliding_window"), attention_mask) if w]
+    if windows:
         longest = int(batch.positions.max()) + 1
-        if window < longest:
+        if min(windows) < longest:
             raise UnsupportedModel(
-                f"{name} slides a window of {window} over a context of {longest} tokens"
+                f"{name} slides a window of {min(windows)} over a context of {longest} "
+                "tokens"
             )
-    if not getattr(module, "is_causal", True):
+    causal = others.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
         raise UnsupportedModel(f"{name} is not causal")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     try:
@@ -109,6 +119,8 @@ def forward(
             kvq_step=(cache, batch),
             **keep,
         ).logits[0]
+        if last_only and len(out) != len(seqs):  # a model that knows no such argument
+            out = out[_last_rows(batch)]
         cache.commit(batch)
     except StepError as error:
         raise UnsupportedModel(
@@ -138,6 +150,11 @@ def cache_for(
         InvalidArgument: a length beyond the context that the model is made for.
     """
     shape = KVShape.of(model.config)
+    kind = model.config.model_type
+    if not getattr(model.config, "is_causal", True):
+        raise UnsupportedModel(f"{kind} is not causal")
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModel(f"{kind} counts positions by itself, anew in each call")
     _require_plain_positions(model, max(lengths))
     law = scheme.law(page_size)
     pages = [-(-n // page_size) for n in lengths]

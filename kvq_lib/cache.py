@@ -5,16 +5,14 @@ it, once, into a cold page. What a query reads is fixed by the law (`schemes.Law
 its position alone. Pages that lie side by side are read in place.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 import torch
 
 from . import kernels
-from .checks import float_dtype, step_tensors, usable_device, whole
+from .checks import float_dtype, real, reason, step_tensors, usable_device, whole
 from .errors import InvalidArgument, NonFiniteValue, StepError, ValueOutOfRange
 from .memory import KVShape
 from .pages import Pages, Step
@@ -94,7 +92,8 @@ class PagedKVCache:
         UnsupportedScheme: an unknown scheme.
         UnsupportedBackend: the backend, or the device, cannot run here.
         InvalidArgument: a size that is not a whole number ≥ 1, a head dim that the
-            format cannot pack, or a dtype that hot pages cannot have.
+            format cannot pack, a dtype that hot pages cannot have, or pools that do not
+            fit the device's memory.
     """
 
     def __init__(
@@ -121,13 +120,17 @@ class PagedKVCache:
         specs = [s for s in (self.scheme.keys, self.scheme.values) if s is not None]
         self._kernels = kernels.choose(backend, self.device, dtype, specs)
         self.backend = self._kernels.NAME
-        law = self.scheme.law(page_size)
         cold_pages = num_pages if self.scheme.seals else 0
-        self._pages = Pages(law, num_hot_pages, cold_pages)
-
-        # A cache made in inference mode must serve outside of it, too.
-        with torch.inference_mode(False):
-            self._allocate(specs, num_hot_pages, cold_pages)
+        try:
+            # A cache made in inference mode must serve outside of it, too.
+            with torch.inference_mode(False):
+                self._allocate(specs, num_hot_pages, cold_pages)
+        except (RuntimeError, MemoryError) as error:
+            raise InvalidArgument(
+                f"{num_hot_pages} hot and {cold_pages} cold pages of {page_size} "
+                f"tokens do not fit {self.device}: {reason(error)}"
+            ) from None
+        self._pages = Pages(self.scheme.law(page_size), num_hot_pages, cold_pages)
 
     def _allocate(self, specs, hot_pages: int, cold_pages: int) -> None:
         """Make the pools, and one view of them per layer: indexing is not free on the
@@ -260,9 +263,9 @@ class PagedKVCache:
 
         Raises:
             NonFiniteValue, ValueOutOfRange: names the layer and the head. A cache that
-                seals takes no key and no value beyond 65504, the largest float16: no
-                page could hold it later. The batch stays open; nothing visible has
-                changed.
+                seals takes no key and no value that is beyond 65504, the largest
+                float16, once it is rounded to a hot page's dtype: no cold page could
+                hold it later. The batch stays open; nothing visible has changed.
             InvalidArgument: a wrong shape, dtype, device or scale.
             StepError: the batch is over, or has this layer already.
         """
@@ -270,9 +273,7 @@ class PagedKVCache:
         layer = self._checked_layer(layer, batch)
         kv_heads, dim = self.shape.num_kv_heads, self.shape.head_dim
         step_tensors(q, k, v, len(batch.positions), kv_heads, dim, self.device)
-        scale = dim**-0.5 if scale is None else scale
-        if not isinstance(scale, Real) or not math.isfinite(scale):
-            raise InvalidArgument(f"scale is a finite number, got {scale!r}")
+        scale = dim**-0.5 if scale is None else real("scale", scale)
         try:
             out = self._kernels.attend(
                 q,
@@ -285,7 +286,7 @@ class PagedKVCache:
                 batch.sealing,
                 batch.tables,
                 None if batch.flags is None else batch.flags[layer],
-                float(scale),
+                scale,
             )
         except (NonFiniteValue, ValueOutOfRange) as error:
             what, head = error.args
@@ -324,6 +325,7 @@ class PagedKVCache:
         Raises:
             StepError: the batch is over.
         """
+        self._check_step(batch)
         self._pages.abort(batch.step)
 
     # -- sizes -----------------------------------------------------------------------
@@ -391,6 +393,8 @@ class PagedKVCache:
         return sum(t[:, :, :1].numel() * t.element_size() for t in tensors)
 
     def _check_step(self, batch: Batch) -> None:
+        if not isinstance(batch, Batch):
+            raise InvalidArgument(f"batch comes from begin, got {type(batch).__name__}")
         if batch.step.owner is not self._pages or not batch.step.open:
             raise StepError("this step is committed or aborted, or of another cache")
 

@@ -1,6 +1,10 @@
 """Arguments that many functions check alike."""
 
+import contextlib
+import math
 import operator
+from collections.abc import Iterable
+from numbers import Real
 
 import torch
 
@@ -13,16 +17,68 @@ def whole(name: str, value, at_least: int) -> int:
     Raises:
         InvalidArgument: not a whole number, below `at_least`, or beyond 2^60.
     """
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
+    number = _index(value)
     # No machine counts so far; and beyond 2^63 Python's ranges lose their length.
     if number is None or not at_least <= number <= 2**60:
         raise InvalidArgument(
-            f"{name} is a whole number, at least {at_least}; got {value!r}"
+            f"{name} is a whole number, at least {at_least}; got {_shown(value)}"
         )
     return number
+
+
+def real(name: str, value, at_least: float | None = None) -> float:
+    """`value` as a finite float.
+
+    Raises:
+        InvalidArgument: no real number, NaN, infinite, or below `at_least`.
+    """
+    number = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        # Python's integers and fractions can be larger than any float.
+        with contextlib.suppress(OverflowError):
+            number = float(value)
+    low = -math.inf if at_least is None else at_least
+    if not math.isfinite(number) or number < low:
+        bound = "" if at_least is None else f", at least {at_least}"
+        raise InvalidArgument(f"{name} is a finite number{bound}; got {_shown(value)}")
+    return number
+
+
+def token_ids(tokens: Iterable[int]) -> list[int]:
+    """A row of token ids, a list or a 1-d tensor, as plain integers of 64 bits.
+
+    Raises:
+        InvalidArgument: anything else.
+    """
+    if not isinstance(tokens, str | bytes):
+        # What cannot be read becomes a row of None, which is no row of integers.
+        with contextlib.suppress(TypeError, RuntimeError):
+            tokens = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
+            row = [_index(token) for token in tokens]
+            if all(token is not None and -(2**63) <= token < 2**63 for token in row):
+                return row
+    raise InvalidArgument(
+        f"a row of tokens is a list of whole numbers of 64 bits; got {_shown(tokens)}"
+    )
+
+
+def _index(value) -> int | None:
+    """A whole number as an int; None for anything else."""
+    if isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool:
+        return None
+    try:
+        return operator.index(value)
+    except (TypeError, RuntimeError):  # the latter: a tensor without storage
+        return None
+
+
+def _shown(value) -> str:
+    """A value in an error's message: short, whatever it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return f"a very large {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def float_dtype(name: str, dtype) -> torch.dtype:
@@ -50,10 +106,22 @@ def usable_device(device) -> torch.device:
     """
     try:
         found = torch.empty(0, device=device).device
-    except (AssertionError, RuntimeError, TypeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UnsupportedBackend(f"device {device!r}: {reason}") from None
+    except (
+        AssertionError,
+        ImportError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise UnsupportedBackend(f"device {_shown(device)}: {reason(error)}") from None
+    if found.type == "meta":
+        raise UnsupportedBackend("device 'meta' holds no numbers")
     return torch.device("cpu") if found.type == "cpu" else found
+
+
+def reason(error: Exception) -> str:
+    """The first line of another library's error, with its kind."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def step_tensors(q, k, v, tokens: int, kv_heads: int, dim: int, device) -> None:

@@ -1,12 +1,11 @@
 """How many bytes a cache takes, and how many sequences fit: the two formulas."""
 
-import math
 from dataclasses import dataclass
-from numbers import Real
+from fractions import Fraction
 
 import torch
 
-from .checks import float_dtype, whole
+from .checks import float_dtype, real, whole
 from .errors import InvalidArgument, UnsupportedModel
 from .schemes import Scheme
 from .schemes import scheme as find_scheme
@@ -48,21 +47,32 @@ class KVShape:
             raise UnsupportedModel(f"{name} is an encoder-decoder model")
         if getattr(config, "kv_lora_rank", None):
             raise UnsupportedModel(f"{name} caches a latent, not keys and values")
-        kinds = set(getattr(config, "layer_types", None) or ())
-        others = kinds - {"full_attention", "sliding_attention"}
-        if others:
-            raise UnsupportedModel(
-                f"{name} has layers without a cache of keys and values: "
-                f"{', '.join(sorted(others))}"
-            )
         if getattr(config, "num_kv_shared_layers", 0):
             raise UnsupportedModel(f"{name} shares a cache between layers")
         try:
+            kinds = set(getattr(config, "layer_types", None) or ())
+            others = kinds - {"full_attention", "sliding_attention"}
+            if others:
+                raise UnsupportedModel(
+                    f"{name} has layers without a cache of keys and values: "
+                    f"{', '.join(sorted(map(str, others)))}"
+                )
             layers, heads = config.num_hidden_layers, config.num_attention_heads
-            head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+            head_dim, rest = getattr(config, "head_dim", None), 0
+            if not head_dim:
+                head_dim, rest = divmod(config.hidden_size, heads)
+            if rest:
+                raise UnsupportedModel(
+                    f"{name}: {config.hidden_size} channels for {heads} heads"
+                )
             kv_heads = getattr(config, "num_key_value_heads", None)
             kv_heads = kv_heads or getattr(config, "num_kv_heads", None) or heads
-        except (AttributeError, RuntimeError) as error:  # the latter: layers differ
+        except (
+            AttributeError,
+            RuntimeError,  # layers differ
+            TypeError,
+            ZeroDivisionError,
+        ) as error:
             raise UnsupportedModel(f"{name}: {error}") from None
         # Older names for one kv head; num_kv_heads then counts something else.
         newer = getattr(config, "new_decoder_architecture", False)
@@ -123,19 +133,22 @@ def max_batch(
     """How many sequences fit: ⌊(available - model - activations) / per_sequence⌋.
 
     All four are bytes, or all four any other unit. 0 when the model alone is too big.
+    The arithmetic is exact on the decimals as they are printed: 64 / 0.64 is 100,
+    though the float nearest to 0.64 is a little larger.
 
     Raises:
         InvalidArgument: an amount that is negative or not finite, or `per_sequence` of
             zero.
     """
-    for name, amount in (
-        ("available", available),
-        ("model", model),
-        ("activations", activations),
-        ("per_sequence", per_sequence),
-    ):
-        if not isinstance(amount, Real) or not math.isfinite(amount) or amount < 0:
-            raise InvalidArgument(f"{name} is a number, at least 0; got {amount!r}")
-    if per_sequence == 0:
+    total, fixed, work, each = (
+        Fraction(repr(real(name, amount, at_least=0)))
+        for name, amount in (
+            ("available", available),
+            ("model", model),
+            ("activations", activations),
+            ("per_sequence", per_sequence),
+        )
+    )
+    if each == 0:
         raise InvalidArgument("per_sequence must be more than 0")
-    return max(0, int((available - model - activations) // per_sequence))
+    return max(0, (total - fixed - work) // each)

@@ -1,17 +1,20 @@
 """A real language model on the cache: loading, perplexity, generation."""
 
 import math
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Real
 
 import torch
 from tqdm import tqdm
 
 from .attention import CHUNK, cache_for, forward, on_cache
-from .checks import float_dtype, usable_device, whole
-from .errors import InvalidArgument, WindowTooShort
+from .checks import float_dtype, real, reason, token_ids, usable_device, whole
+from .errors import (
+    InvalidArgument,
+    NonFiniteValue,
+    UnsupportedModel,
+    WindowTooShort,
+)
 from .schemes import Scheme
 from .schemes import scheme as find_scheme
 from .weights import find_weights
@@ -53,10 +56,10 @@ def load_model(
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 source, dtype=dtype
             )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # files may be missing, damaged or of another kind
         raise InvalidArgument(
             f"cannot load {str(name)!r}, neither from a folder of that name nor from "
-            f"the hub: {str(error).splitlines()[0]}"
+            f"the hub: {reason(error)}"
         ) from error
     if model.dtype == torch.bfloat16 and not _has_bfloat16(device):
         model = model.to(torch.float16)
@@ -106,6 +109,7 @@ def perplexity(
 
     Raises:
         WindowTooShort: no scored token would read a sealed page.
+        NonFiniteValue: the model's own numbers overflow.
         InvalidArgument: input_ids is not an integer matrix with two columns or more,
             holds a token that the model does not know, or is too long for it.
         UnsupportedModel: the model's attention does what the cache does not.
@@ -141,7 +145,10 @@ def perplexity(
                     log_p = found[: len(targets)].double().log_softmax(-1)
                     targets = torch.tensor(targets, device=log_p.device).unsqueeze(1)
                     total -= log_p.gather(1, targets).sum().item()
-    return math.exp(total / (windows * (tokens - 1)))
+    mean = total / (windows * (tokens - 1))
+    if not math.isfinite(mean):
+        raise NonFiniteValue("the model's logits hold NaN or infinity")
+    return math.exp(mean) if mean < 709 else math.inf  # exp(710) is beyond float64
 
 
 def logits(
@@ -203,10 +210,9 @@ def generate(
     if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
         raise InvalidArgument("prompts must be a list of one or more prompts")
     max_new_tokens = whole("max_new_tokens", max_new_tokens, at_least=1)
-    if not isinstance(temperature, Real) or not 0 <= temperature < math.inf:
-        raise InvalidArgument(
-            f"temperature is a number, at least 0 and finite; got {temperature!r}"
-        )
+    temperature = real("temperature", temperature, at_least=0)
+    if not callable(getattr(tokenizer, "decode", None)):
+        raise InvalidArgument(f"{type(tokenizer).__name__} is no tokenizer")
     seed = whole("seed", seed, at_least=0)
     rows = [
         _token_ids(model, tokenizer(p).input_ids if isinstance(p, str) else p)
@@ -268,16 +274,12 @@ def _teacher_forced(
 
 def _token_ids(model, tokens) -> list[int]:
     """One row of token ids as plain integers, each in the model's vocabulary."""
-    try:
-        if isinstance(tokens, str | bytes):
-            raise TypeError(f"got {type(tokens).__name__}")
-        tokens = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
-        if any(isinstance(t, bool) for t in tokens):
-            raise TypeError("got a bool")
-        row = [operator.index(t) for t in tokens]
-    except TypeError as error:
-        message = f"tokens must be a list of whole numbers: {error}"
-        raise InvalidArgument(message) from None
+    if not hasattr(model, "can_generate") or not model.can_generate():
+        raise UnsupportedModel(
+            f"{type(model).__name__} is no language model of transformers: load one "
+            "with kvq.load_model or AutoModelForCausalLM"
+        )
+    row = token_ids(tokens)
     if not row:
         raise InvalidArgument("the prompt or window has no token")
     known = model.get_input_embeddings().num_embeddings
@@ -289,10 +291,13 @@ def _token_ids(model, tokens) -> list[int]:
 
 def _pick(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
     """The next token from logits [vocabulary]."""
+    best = logits.max().item()  # NaN where there is one
+    if not math.isfinite(best):
+        raise NonFiniteValue("the model's logits hold NaN or infinity")
     if temperature == 0:
         return int(logits.argmax())
     # Zero for the best one: a tiny temperature then overflows to -inf, never to NaN.
-    behind = logits.double().cpu() - logits.max().item()
+    behind = logits.double().cpu() - best
     weights = (behind / temperature).softmax(-1)
     return int(torch.multinomial(weights, 1, generator=generator))
 
@@ -303,9 +308,7 @@ def _end_tokens(model, tokenizer) -> set[int]:
     ends = getattr(config, "eos_token_id", None)
     if ends is None:
         ends = tokenizer.eos_token_id
-    if ends is None:
-        return set()
-    return set(ends) if isinstance(ends, list) else {ends}
+    return set() if ends is None else set(torch.as_tensor(ends).flatten().tolist())
 
 
 def _bar(progress: bool | None) -> dict:

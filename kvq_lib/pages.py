@@ -10,12 +10,12 @@ used first.
 import hashlib
 import heapq
 import itertools
-import operator
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from .checks import token_ids as checked_tokens
 from .checks import whole
 from .errors import (
     InvalidArgument,
@@ -122,7 +122,7 @@ class Pages:
         """
         seq = _Sequence()
         if token_ids is not None:
-            seq.pages, seq.key = self._match(_token_list(token_ids))
+            seq.pages, seq.key = self._match(checked_tokens(token_ids))
             seq.length = len(seq.pages) * self.law.page_size
             self._claim(seq)
         handle = next(_handles)
@@ -385,7 +385,7 @@ class Pages:
         lengths = [whole("each length", n, at_least=1) for n in lengths]
         if token_ids is None:
             return handles, lengths, [None] * len(handles)
-        tokens = [_token_list(ids) for ids in token_ids]
+        tokens = [checked_tokens(ids) for ids in token_ids]
         if [len(t) for t in tokens] != lengths:
             raise InvalidArgument(
                 f"token_ids has rows of {[len(t) for t in tokens]} tokens, "
@@ -401,15 +401,6 @@ class Pages:
         for seq in seqs:
             seq.step = None
         return seqs
-
-
-def _token_list(token_ids: Iterable[int]) -> list[int]:
-    """Token ids as plain integers that fit 64 bits, as their hash needs them."""
-    try:
-        return array("q", map(operator.index, token_ids)).tolist()
-    except (TypeError, OverflowError) as error:
-        message = f"token ids are whole numbers of 64 bits: {error}"
-        raise InvalidArgument(message) from None
 
 
 def _chain(parent: bytes, tokens: list[int]) -> bytes:

@@ -107,7 +107,8 @@ class Spec:
             InvalidArgument: a size that is not a whole number ≥ 1, or a dim that the
                 format cannot pack.
         """
-        tokens, dim = whole("tokens", tokens, 1), whole("dim", dim, 1)
+        tokens = whole("tokens", tokens, at_least=1)
+        dim = whole("dim", dim, at_least=1)
         codes = tokens * self.fmt.packed_width(dim)
         shape = self.scale_shape(tokens, dim)
         if shape is None:
@@ -245,6 +246,7 @@ def quantize(
     return quantize_as(x, Spec(format, granularity, symmetric))
 
 
+@torch.no_grad()
 def quantize_as(x: torch.Tensor, spec: Spec) -> Quantized:
     """Quantize x [..., tokens, dim] by a `Spec`; see `quantize`."""
     if not isinstance(x, torch.Tensor) or not x.is_floating_point():
@@ -254,6 +256,8 @@ def quantize_as(x: torch.Tensor, spec: Spec) -> Quantized:
         raise InvalidArgument(
             f"x must be [..., tokens, dim] and not empty, got shape {tuple(x.shape)}"
         )
+    if x.is_meta or x.layout != torch.strided:
+        raise InvalidArgument(f"x must be a dense tensor, got {x.device}, {x.layout}")
     spec.fmt.packed_width(x.shape[-1])
     if x.dtype not in (torch.float32, torch.float64):
         x = x.float()
@@ -262,7 +266,7 @@ def quantize_as(x: torch.Tensor, spec: Spec) -> Quantized:
     if spec.format == "fp16":
         half = x.to(torch.float16)
         _must_fit(half, x, "a value")
-        return Quantized(half.view(torch.uint8), None, None, spec)
+        return Quantized(half.contiguous().view(torch.uint8), None, None, spec)
 
     scale, zero = _scale_and_zero(x, spec)
     shifted = x if zero is None else x - zero.to(x.dtype)

@@ -116,6 +116,8 @@ class Scheme:
 
     def page_nbytes(self, page_size: int, head_dim: int) -> int:
         """Bytes of one cold page of one kv head: keys and values. 0 for native."""
+        page_size = whole("page_size", page_size, at_least=1)
+        head_dim = whole("head_dim", head_dim, at_least=1)
         if not self.seals:
             return 0
         return self.keys.nbytes(page_size, head_dim) + self.values.nbytes(
@@ -124,9 +126,8 @@ class Scheme:
 
     def bits_per_element(self, page_size: int, head_dim: int) -> float | None:
         """Bits per cold number, scales and zero points included. None for native."""
-        if not self.seals:
-            return None
-        return 8 * self.page_nbytes(page_size, head_dim) / (2 * page_size * head_dim)
+        nbytes = self.page_nbytes(page_size, head_dim)
+        return 8 * nbytes / (2 * page_size * head_dim) if self.seals else None
 
 
 def _int(bits: int, granularity: str) -> Spec:

@@ -23,6 +23,19 @@ def mixture(**options):
     return {"num_experts_per_tok": 2, "num_local_experts": 4, **options}
 
 
+BART = {
+    **EVERY_HEAD,
+    "d_model": 32,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_ffn_dim": 48,
+    "encoder_ffn_dim": 48,
+    "is_encoder_decoder": False,
+}
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -71,7 +84,7 @@ def test_native_equals_the_models_own_attention(kind, options, chunk):
         ("Mistral", {"sliding_window": 8}, "window of 8"),
         ("Mistral", {"sliding_window": 39}, "window of 39 over a context of 40"),
         ("Gemma3Text", {"head_dim": 8, "sliding_window": 16}, "window of 16"),
-        ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}, "Bloom"),
+        ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}, "bloom"),
         ("DiffLlama", {}, "DiffLlama"),
         ("Falcon", {"num_kv_heads": 4, "multi_query": False}, "Falcon"),
         # Positions from the padding token's id on; one cache for several layers; keys
@@ -80,6 +93,12 @@ def test_native_equals_the_models_own_attention(kind, options, chunk):
         ("XLMRoberta", {"is_decoder": True}, "roberta does not count"),
         ("Gemma3nText", {"num_kv_shared_layers": 1, "head_dim": 8}, "shares a cache"),
         ("JetMoe", {"kv_channels": 8}, "JetMoe"),
+        # Positions counted anew in each chunk.
+        ("Bart", BART, "bart counts positions by itself"),
+        ("Pegasus", BART, "pegasus counts positions by itself"),
+        # A window that reaches the layers by their mask alone.
+        ("Phimoe", mixture(head_dim=8, sliding_window=8, dtype=torch.float32), "of 8"),
+        ("Llama", {"is_causal": False}, "not causal"),
     ],
     ids=str,
 )
@@ -89,7 +108,7 @@ def test_attention_that_the_cache_does_not_implement_is_refused(kind, options, r
     for call in (
         lambda: kvq.logits(model, IDS, "native", page_size=8),
         lambda: kvq.perplexity(model, IDS[None], "int8", page_size=8),
-        lambda: kvq.generate(model, None, [IDS.tolist()], max_new_tokens=1),
+        lambda: kvq.generate(model, Decoder(), [IDS.tolist()], max_new_tokens=1),
     ):
         with pytest.raises(kvq.UnsupportedModel, match=reason):
             call()
@@ -189,12 +208,45 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was():
     assert (rows - wanted).abs().max() < 1e-6 * wanted.abs().max()
 
 
+def test_a_model_that_gives_all_rows_is_asked_for_the_last():
+    model, forward = tiny_model(), type(tiny_model()).forward
+    wanted = kvq.generate(model, Decoder(), [IDS.tolist()], max_new_tokens=3)
+
+    def all_rows(input_ids=None, position_ids=None, logits_to_keep=0, **options):
+        options |= {"input_ids": input_ids, "position_ids": position_ids}
+        return forward(model, **options)
+
+    model.forward = all_rows
+    assert kvq.generate(model, Decoder(), [IDS.tolist()], max_new_tokens=3) == wanted
+
+
 def test_training_mode_is_left_and_then_restored():
     model = tiny_model(attention_dropout=0.5)
     wanted = kvq.perplexity(model, IDS[None], "int8", page_size=8)
     model.train()
     assert kvq.perplexity(model, IDS[None], "int8", page_size=8) == wanted
-    assert model.training
+    assert all(module.training for module in model.modules())
+    model.eval()
+    model.model.layers[0].train()  # as where one layer is tuned
+    before = [module.training for module in model.modules()]
+    assert kvq.perplexity(model, IDS[None], "int8", page_size=8) == wanted
+    assert [module.training for module in model.modules()] == before
+
+
+def test_logits_that_overflow_are_told():
+    model = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight[3] = torch.nan
+    for call in (
+        lambda: kvq.perplexity(model, IDS[None], "int8", page_size=8),
+        lambda: kvq.generate(model, Decoder(), [IDS.tolist()], max_new_tokens=2),
+        lambda: kvq.generate(model, Decoder(), [IDS.tolist()], temperature=1.0),
+    ):
+        with pytest.raises(kvq.NonFiniteValue, match="logits"):
+            call()
+    with torch.no_grad():
+        model.lm_head.weight[3] = 1e6
+    assert kvq.perplexity(model, IDS[None], "int8", page_size=8) == torch.inf
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -13,6 +13,8 @@ import kvq_lib as kvq
 SHAPE = kvq.KVShape(2, 2, 8)
 IDS = [list(range(1, 41))]
 NAN, INF = math.nan, math.inf
+#: Python refuses to print an integer of so many digits.
+ENDLESS = 10**5000
 NOT_WHOLE = [1.5, "16", None, True, [16], 2**61, NAN]
 GREEDY = {"scheme": "int8", "page_size": 8, "max_new_tokens": 2}
 
@@ -112,6 +114,17 @@ def test_sizes_of_absurd_caches_are_still_exact():
 @pytest.mark.parametrize(
     "call",
     [
+        lambda: kvq.KVShape(ENDLESS, 1, 1),
+        lambda: kvq.KVShape(torch.tensor(True), 1, 1),
+        lambda: kvq.KVShape(torch.ones(1, dtype=torch.int64, device="meta"), 1, 1),
+        lambda: kvq.max_batch(10**400, 0, 0, 1),
+        lambda: kvq.max_batch(True, 0, 0, 1),
+        lambda: cache(page_size=2**60),
+        lambda: cache(num_pages=2**50),
+        lambda: cache(shape=kvq.KVShape(2**60, 1, 1)),
+        lambda: cache().add([True] * 5),
+        lambda: cache().add(b"abcdef"),
+        lambda: cache().add(5),
         lambda: kvq.kv_bytes(SHAPE, "int8", 16, dtype="float16"),
         lambda: kvq.kv_bytes(SHAPE, "int8", 16, dtype=torch.int8),
         lambda: kvq.kv_bytes((2, 2, 8), "int8", 16),
@@ -130,7 +143,14 @@ def test_sizes_are_refused_that_are_none(call):
         call()
 
 
-@pytest.mark.parametrize("device", ["cuda:99", "nowhere", 1.5])
+def test_batches_are_counted_in_the_decimals_that_one_reads():
+    assert kvq.max_batch(80, 14, 2, 0.64) == 100
+    assert kvq.max_batch(0.3, 0.1, 0.1, 0.1) == 1
+    assert kvq.max_batch(1, 2, 0, 0.1) == 0
+    assert kvq.max_batch(1e308, 0, 0, 5e-324) > 10**600
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "nowhere", 1.5, "meta", "hpu", 10**30])
 def test_a_device_that_is_not_there_is_told(device):
     for call in (lambda: cache(device=device), lambda: kvq.load_model(device=device)):
         with pytest.raises(kvq.UnsupportedBackend, match="device"):
@@ -166,8 +186,11 @@ def step_of(store, tokens=3, **changed):
         {"scale": INF},
         {"scale": "1"},
         {"scale": torch.ones(2)},
+        {"scale": 10**400},
+        {"scale": True},
+        {"layer": ENDLESS},
     ],
-    ids=str,
+    ids=lambda changed: next(iter(changed)),
 )
 def test_a_layer_of_a_step_takes_tensors_and_numbers(changed):
     with pytest.raises(kvq.InvalidArgument, match=next(iter(changed))):
@@ -185,6 +208,40 @@ def test_a_step_takes_lists(arguments):
     ]
     with pytest.raises(kvq.InvalidArgument):
         store.begin(*given)
+
+
+@pytest.mark.parametrize("batch", [None, 5, "x"])
+def test_a_step_comes_from_begin(batch):
+    store = cache()
+    x = torch.ones(3, 2, 8)
+    for call in (
+        lambda: store.attend(0, batch, x, x, x),
+        lambda: store.commit(batch),
+        lambda: store.abort(batch),
+    ):
+        with pytest.raises(kvq.InvalidArgument, match="begin"):
+            call()
+
+
+@pytest.mark.parametrize("scheme", ["fp16", "int8", "int4"])
+def test_the_largest_bfloat16_that_fits_a_half_is_the_last_one_taken(scheme):
+    # 65504 itself is 65536 in bfloat16.
+    store = cache(scheme=scheme, dtype=torch.bfloat16)
+    for value, fits in ((65280.0, True), (65504.0, False), (65536.0, False)):
+        x = torch.full((8, 2, 8), value, dtype=torch.bfloat16)
+        if fits:
+            assert torch.isfinite(step_of(store, 8, q=x * 0, k=x, v=x)).all()
+        else:
+            with pytest.raises(kvq.ValueOutOfRange, match="k exceeds 65504, layer 0"):
+                step_of(store, 8, q=x * 0, k=x, v=x)
+
+
+def test_autocast_does_not_reach_attention():
+    draw = torch.Generator().manual_seed(1)
+    given = {name: torch.randn(9, 2, 8, generator=draw) for name in "qkv"}
+    wanted = step_of(cache(), 9, **given)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(step_of(cache(), 9, **given), wanted)
 
 
 @pytest.mark.parametrize("side", "kv")
@@ -247,6 +304,18 @@ def test_half_precision_results_are_rounded_once_and_never_infinite(fmt):
             assert torch.isfinite(wanted).all()
 
 
+def test_any_layout_that_is_dense_is_quantized_and_nothing_is_traced():
+    x = torch.randn(2, 8, 16, requires_grad=True)
+    for fmt in ("fp16", "int4", "fp8"):
+        for view in (x.transpose(-1, -2), x[..., ::2], x[:1].expand(3, 8, 16)):
+            made, plain = kvq.quantize(view, fmt), kvq.quantize(view.contiguous(), fmt)
+            for one, other in zip(made.tensors, plain.tensors, strict=True):
+                assert torch.equal(one, other) and not one.requires_grad
+    for bad in (torch.empty(2, 8, device="meta"), torch.eye(8).to_sparse()):
+        with pytest.raises(kvq.InvalidArgument, match="dense"):
+            kvq.quantize(bad)
+
+
 # -- texts and tokens ------------------------------------------------------------------
 
 PROMPTS = [
@@ -265,11 +334,13 @@ PROMPTS = [
     [[97]],
     [[-1]],
     [[2**70]],
+    [[ENDLESS]],
+    [torch.ones(2, dtype=torch.int64, device="meta")],
     iter([]),
 ]
 
 
-@pytest.mark.parametrize("prompts", PROMPTS, ids=str)
+@pytest.mark.parametrize("prompts", PROMPTS)
 def test_prompts_are_texts_or_tokens_that_the_model_knows(prompts):
     with pytest.raises(kvq.InvalidArgument):
         generate(prompts)
@@ -279,7 +350,7 @@ def test_prompts_are_texts_or_tokens_that_the_model_knows(prompts):
     "options",
     [
         *({"max_new_tokens": bad} for bad in (*NOT_WHOLE, 0, -1)),
-        *({"temperature": bad} for bad in (NAN, INF, -1.0, "0", None, 1j)),
+        *({"temperature": bad} for bad in (NAN, INF, -1.0, "0", None, 1j, 10**400)),
         *({"seed": bad} for bad in (None, -1, 0.5, 2**64)),
     ],
     ids=str,
@@ -334,6 +405,42 @@ def test_more_tokens_than_the_model_is_made_for_are_refused(kind):
     ):
         with pytest.raises(kvq.InvalidArgument, match=r"33 tokens.* 32 positions"):
             call()
+
+
+@pytest.mark.parametrize("model", [None, torch.nn.Linear(2, 2), "base"], ids=str)
+def test_a_model_has_a_head_that_predicts_tokens(model):
+    model = tiny_model().model if model == "base" else model
+    for call in (
+        lambda: kvq.logits(model, IDS[0]),
+        lambda: kvq.perplexity(model, torch.tensor(IDS)),
+        lambda: kvq.generate(model, Tokenizer(), IDS),
+    ):
+        with pytest.raises(kvq.UnsupportedModel, match="no language model"):
+            call()
+    with pytest.raises(kvq.InvalidArgument, match="no tokenizer"):
+        kvq.generate(tiny_model(), None, IDS)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_attention_heads": 0},
+        {"num_attention_heads": [4, 2]},
+        {"hidden_size": None},
+        {"hidden_size": 9},
+        {"layer_types": [None]},
+        {"layer_types": 5},
+        {"layer_types": ["linear_attention"]},
+    ],
+    ids=str,
+)
+def test_a_config_that_makes_no_sense_is_refused(options):
+    from types import SimpleNamespace
+
+    plain = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
+    assert kvq.KVShape.of(SimpleNamespace(**plain)) == kvq.KVShape(2, 4, 8)
+    with pytest.raises(kvq.UnsupportedModel):
+        kvq.KVShape.of(SimpleNamespace(**{**plain, **options}))
 
 
 # -- models ----------------------------------------------------------------------------

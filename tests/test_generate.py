@@ -159,7 +159,7 @@ def test_sampling_follows_the_models_probabilities():
         assert abs(share - wanted[top]) < 4 * error + 1e-9
 
 
-@pytest.mark.parametrize("ends", ["one", "list", "tokenizer"])
+@pytest.mark.parametrize("ends", ["one", "list", "tuple", "tensor", "tokenizer"])
 def test_generation_stops_at_the_end_token(ends):
     model, tokenizer = tiny_model(), Letters()
     prompts = random_prompts()
@@ -170,9 +170,14 @@ def test_generation_stops_at_the_end_token(ends):
     if ends == "tokenizer":
         tokenizer.eos_token_id = end
     else:
-        model.generation_config.eos_token_id = [96, end] if ends == "list" else end
+        listed = {
+            "list": [96, end],
+            "tuple": (96, end),
+            "tensor": torch.tensor([96, end]),
+        }
+        model.generation_config.eos_token_id = listed.get(ends, end)
     stopped = kvq.generate(model, tokenizer, prompts, max_new_tokens=12)
-    closing = {96, end} if ends == "list" else {end}
+    closing = {96, end} if ends in ("list", "tuple", "tensor") else {end}
     for before, after in zip(free, stopped, strict=True):
         tokens = before.tokens
         cut = next((i + 1 for i, t in enumerate(tokens) if t in closing), len(tokens))

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 import kvq_lib as kvq
 from kvq_lib.bench.provenance import RESULTS, record, save
+from kvq_lib.checks import whole
 from kvq_lib.schemes import Scheme
 
 PAGE_SIZE = 16
@@ -60,6 +61,7 @@ def text_hash() -> str:
 
 def windows(tokenizer, count: int, tokens: int) -> torch.Tensor:
     """The first `count` windows of the offline text, int [count, tokens]."""
+    count, tokens = whole("count", count, 1), whole("tokens", tokens, 1)
     ids = tokenizer(offline_text(), return_tensors="pt").input_ids[0]
     if count * tokens > len(ids):
         raise kvq.InvalidArgument(
@@ -160,6 +162,11 @@ def pass_key_prompt(
     )
     text = tokenizer(" ".join(offline_text().split())).input_ids
     room = tokens - len(needle) - len(question) - len(answer)
+    if not 0 < room < len(text):
+        raise kvq.InvalidArgument(
+            f"{tokens} tokens: a prompt has {tokens - room} of its own, and the text "
+            f"{len(text)} to hide the key in"
+        )
     start = rng.randrange(len(text) - room)
     hay, cut = text[start : start + room], int(depth * room)
     return hay[:cut] + needle + hay[cut:] + question, answer

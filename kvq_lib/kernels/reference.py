@@ -15,8 +15,8 @@ from ..schemes import Law
 #: What `PagedKVCache.backend` calls it.
 NAME = "torch"
 
-#: Queries whose scores are held at once. A longer chunk is read in tiles, so that the
-#: peak of memory does not grow with the square of its length.
+#: Queries whose scores are held at once. A longer chunk is read in tiles: of what grows
+#: with the square of its length, one byte for each query and key is left, the mask.
 TILE = 256
 
 
@@ -155,7 +155,8 @@ def attend(
     for name, x, pool in zip("kv", (k, v), hot, strict=True):
         stored = x.to(pool.dtype)
         if not _within(stored, limit):
-            finite, fits = torch.isfinite(x), stored.abs() <= limit
+            # In bfloat16 itself the limit of 65504 would round up to 65536.
+            finite, fits = torch.isfinite(x), stored.double().abs() <= limit
             if not finite.all():
                 raise _blame(NonFiniteValue, finite, f"NaN or infinity in {name}")
             raise _blame(ValueOutOfRange, fits, f"{name} exceeds {limit:.6g}")
@@ -164,8 +165,10 @@ def attend(
         for pool, store in zip(hot, cold, strict=True):
             seal(pool, sealing[0], store, sealing[1])
     out = torch.empty_like(q)
-    for tile in tables:
-        out[tile.rows] = read(q[tile.rows], hot, cold, tile, scale)
+    # `read` says in which precision it computes; autocast would have it otherwise.
+    with torch.autocast(q.device.type, enabled=False):
+        for tile in tables:
+            out[tile.rows] = read(q[tile.rows], hot, cold, tile, scale)
     if not _within(out, torch.finfo(out.dtype).max):
         raise _blame(NonFiniteValue, torch.isfinite(out), "scores or output overflow")
     return out
