@@ -9,7 +9,7 @@ import kernel_cases
 import pytest
 import torch
 
-from kvq_lib.bench import gpu, gpu_work, provenance
+from kvq_lib.bench import gpu, gpu_work, instructions, provenance
 from kvq_lib.bench.gpu_work import Case, Machine, Plan
 from kvq_lib.kernels import budget
 
@@ -283,3 +283,44 @@ def test_a_graph_is_timed_by_events():
     x = torch.randn(2**22, device="cuda")
     times = gpu_work.graph_seconds(lambda: x.clone())
     assert len(times) == 15 and all(0 < t < 1 for t in times)
+
+
+# -- instructions in machine code ------------------------------------------------------
+
+SASS = """
+        /*0000*/                   MOV R1, c[0x0][0x28] ;     /* 0x00000a00ff017624 */
+        /*0010*/                   LDG.E.128 R4, [R2] ;       /* 0x0000000402047981 */
+        /*0020*/              @!P0 HMMA.16816.F32 R4, R4, R8, R4 ;
+        /*0030*/               @P1 BRA 0x20 ;
+        /*0040*/                   FADD R5, R5, R6 ;
+        /*0050*/              @P0  BRA 0x10 ;
+        /*0060*/               @P2 BRA 0x80 ;
+        /*0070*/                   EXIT ;
+        /*0080*/                   BRA 0x80;
+"""
+
+
+def test_the_longest_loop_is_found():
+    names = ["LDG.E.128", "HMMA.16816.F32", "BRA", "FADD", "BRA"]
+    assert instructions.longest_loop(SASS) == names
+    with pytest.raises(ValueError, match="no loop"):
+        instructions.longest_loop(SASS.split("@P1")[0])
+
+
+def test_instructions_of_a_token():
+    loop = instructions.Loop(1000, 64, tokens=128, warps=4, kv_heads=8)
+    assert loop.per_token == 250
+    seconds = budget.issue_seconds(loop.per_token, "H200")
+    assert seconds == pytest.approx(250 / (132 * 4 * 1.98e9))
+
+
+def test_loops_of_real_kernels():
+    loops = instructions.decode_loops([75, 90], ["native", "int4"], jobs=1)
+    assert all(loop.matrix == 0 for (target, _), loop in loops.items() if target == 75)
+    assert all(loop.matrix > 0 for (target, _), loop in loops.items() if target == 90)
+    assert all(10 < loop.per_token < 1e5 for loop in loops.values())
+
+
+def test_every_gpu_of_the_budget_is_described():
+    assert budget.BANDWIDTH.keys() == budget.PROCESSORS.keys()
+    assert budget.BANDWIDTH.keys() == budget.CAPABILITY.keys()
