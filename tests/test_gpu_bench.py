@@ -1,5 +1,6 @@
 """The GPU benchmark without a GPU: everything in it but the time."""
 
+import inspect
 import json
 import math
 import subprocess
@@ -112,6 +113,9 @@ def test_the_table_has_a_line_for_each_case_and_goal(found):
     lines = gpu.table(found).splitlines()
     assert len(lines) == 1 + len(found["decode"]) + len(gpu.GOALS)
     assert "not measured" in next(line for line in lines if "pages of 64" in line)
+    smaller = [row | {"batch": 1} for row in found["decode"]]
+    longer = found | {"decode": [*found["decode"], *smaller]}
+    assert gpu.table(longer, largest_only=True) == gpu.table(found)
 
 
 # -- what can go wrong -----------------------------------------------------------------
@@ -324,3 +328,17 @@ def test_loops_of_real_kernels():
 def test_every_gpu_of_the_budget_is_described():
     assert budget.BANDWIDTH.keys() == budget.PROCESSORS.keys()
     assert budget.BANDWIDTH.keys() == budget.CAPABILITY.keys()
+
+
+def test_the_kernel_has_the_names_that_chapter_6b_explains():
+    source = inspect.getsource(gpu_work.decode.decode_kernel.fn)
+    loop = source[source.index("for start in range") :]
+    for name in (
+        "cold_scores",
+        "softmax_step",
+        "cold_values",
+        "units",
+        "reach",
+        "shift",
+    ):
+        assert name in loop, f"{name}: mend section 6b.3, which explains the loop"

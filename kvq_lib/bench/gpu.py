@@ -157,11 +157,16 @@ def compare(found: dict, plan: Plan) -> None:
         row["predicted_speedup"] = plain.moved(plan) / case.moved(plan)
 
 
+def largest(rows: list[dict]) -> list[dict]:
+    """Rows of the longest context, and of the largest batch there."""
+    place = max(((r["length"], r["batch"]) for r in rows), default=None)
+    return [r for r in rows if (r["length"], r["batch"]) == place]
+
+
 def goals(rows: list[dict]) -> list[dict]:
     """What was hoped for, and what was reached; see GOALS."""
-    place = max(((r["length"], r["batch"]) for r in rows), default=None)
-    rows = [r for r in rows if (r["length"], r["batch"]) == place]
-    found = []
+    rows, found = largest(rows), []
+    place = (rows[0]["length"], rows[0]["batch"]) if rows else None
     for quantity, name, size, wanted in GOALS:
         values = [
             row[quantity]
@@ -183,13 +188,13 @@ def goals(rows: list[dict]) -> list[dict]:
     return found
 
 
-def table(found: dict) -> str:
-    """Rows of `decode`, then the goals, as text."""
+def table(found: dict, largest_only: bool = False) -> str:
+    """Rows of `decode`, of all settings or only of the largest one, and the goals."""
     lines = [
         "tokens batch page scheme         MiB       µs   GB/s  of copy"
         "  × 16 bit predicted × PyTorch   error"
     ]
-    for r in found["decode"]:
+    for r in largest(found["decode"]) if largest_only else found["decode"]:
         compared = [
             "       —" if r[key] is None else f"{r[key]:8.2f}"
             for key in ("speedup", "predicted_speedup", "beside_sdpa")
