@@ -225,7 +225,7 @@ def decode_row(plan: Plan, case: Case, machine: Machine) -> dict:
         MemoryError: it does not fit; says what it needs.
         ArithmeticError: the kernel's output is wrong.
     """
-    copies = -(-OUTGROW * machine.cache // case.moved(plan))
+    copies = max(1, -(-OUTGROW * machine.cache // case.moved(plan)))
     if copies * case.moved(plan) > machine.memory:
         need = copies * case.moved(plan) / 2**30
         raise MemoryError(f"{need:.1f} GiB of pages do not fit")
@@ -276,7 +276,7 @@ def sdpa_rows(plan: Plan, length: int, batch: int, machine: Machine) -> Iterator
     """
     device, dim, kv_heads = machine.device, plan.dim, plan.kv_heads
     each = 2 * batch * kv_heads * length * dim * 2
-    copies = -(-OUTGROW * machine.cache // each)
+    copies = max(1, -(-OUTGROW * machine.cache // each))
     if copies * each > machine.memory:
         raise MemoryError(
             f"{copies * each / 2**30:.1f} GiB of keys and values do not fit"
