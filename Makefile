@@ -19,7 +19,7 @@ endif
 endif
 STAMP   := $(VENV)/.installed-$(shell cat $(LOCK) | cksum | tr ' ' '-')
 
-.PHONY: help book serve test measure bench kernels lint format clean
+.PHONY: help book serve test measure bench kernels gpu lint format clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -42,6 +42,9 @@ bench: $(STAMP) ## measure decode speed and print it
 
 kernels: $(STAMP) ## compile every kernel variant for six GPU generations
 	@$(PY) -m kvq_lib.kernels.compile --all
+
+gpu: $(STAMP) ## test and measure the kernels on the NVIDIA GPU of this machine
+	@$(PY) -m kvq_lib.bench.gpu
 
 lint: $(STAMP) ## check style
 	@$(PY) -m ruff check . || { echo "Style: run \`make format\`, mend what is left."; exit 1; }

@@ -21,6 +21,21 @@ BANDWIDTH = {
     "H200": 4800,
 }
 
+#: Compute capability times ten.
+CAPABILITY = {"T4": 75, "L4": 89, "A100-80GB-SXM": 80, "H100-SXM": 90, "H200": 90}
+
+#: Multiprocessors, and their highest clock in GHz, from the same data sheets and from
+#: NVIDIA's white papers on Turing, Ampere, Ada and Hopper. The clock of the last two is
+#: what their peak of 67 TFLOPS in float32 implies.
+PROCESSORS = {
+    "T4": (40, 1.59),
+    "L4": (58, 2.04),
+    "A100-80GB-SXM": (108, 1.41),
+    "H100-SXM": (132, 1.98),
+    "H200": (132, 1.98),
+}
+ISSUED = 4  # warp instructions that a multiprocessor starts in a cycle, all generations
+
 INDEX = 4  # bytes of a page id, a count or a position
 
 
@@ -125,6 +140,13 @@ def extend(
 def seconds(moved: tuple[int, int], gpu: str) -> float:
     """The least time for bytes (read, written) on a GPU of `BANDWIDTH`."""
     return sum(moved) / (BANDWIDTH[gpu] * 1e9)
+
+
+def issue_seconds(warp_instructions: float, gpu: str) -> float:
+    """The least time to issue some instructions, each for a warp, on all of a GPU of
+    `PROCESSORS`. Real kernels stall and issue more slowly."""
+    processors, clock = PROCESSORS[gpu]
+    return warp_instructions / (processors * ISSUED * clock * 1e9)
 
 
 def predictions(
