@@ -193,7 +193,7 @@ def caches(draw, dtype, chunks: bool, longest: int = 200, most: int = 3):
     kv_heads = draw(st.integers(1, 2))
     group = draw(st.integers(1, 5) if chunks else st.integers(1, 16))
     # Every length, but the short ones more often: a long chunk takes seconds.
-    longest = draw(st.sampled_from([min(60, longest), longest]))
+    longest = draw(st.sampled_from([min(100, longest), longest]))
     ends = draw(st.lists(st.integers(1, longest), min_size=1, max_size=most))
     lengths = [draw(st.integers(1, end)) if chunks else 1 for end in ends]
     hot_dtype = dtype
