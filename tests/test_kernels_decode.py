@@ -8,11 +8,13 @@ from kernel_cases import (
     DEVICE,
     DTYPES,
     NAN,
-    TOLERANCE,
+    SCALE,
+    SUM_STEPS,
+    UNIT,
     caches,
     cases,
+    excess,
     new_flags,
-    relative_error,
 )
 
 from kvq_lib.errors import UnsupportedBackend
@@ -42,7 +44,7 @@ def run(case, tiling=None, splits=None):
         case.cold,
         case.tables.decode,
         flags,
-        0.125,
+        SCALE,
         tiling,
         splits,
     ):
@@ -60,10 +62,10 @@ def run(case, tiling=None, splits=None):
 def test_decode_is_attention_over_hot_and_cold_pages(dtype, data):
     case = data.draw(caches(dtype, chunks=False))
     tiling = data.draw(tilings(case.q.shape[1] // case.hot[0].shape[0]))
-    splits = data.draw(st.sampled_from([1, 2, 4, 8]))
-    error = relative_error(run(case, tiling, splits), case.reference())
-    note(f"relative error {error:.2e}")
-    assert error <= TOLERANCE[dtype]
+    splits = data.draw(st.sampled_from([1, 1, 2, 4, 8]))
+    used = excess(run(case, tiling, splits), *case.oracle())
+    note(f"{used:.2f} of the allowed error")
+    assert used <= 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -71,7 +73,8 @@ def test_decode_is_attention_over_hot_and_cold_pages(dtype, data):
 @cases(20)
 def test_decode_agrees_with_full_attention_on_the_dequantized_cache(dtype, data):
     case = data.draw(caches(dtype, chunks=False))
-    assert relative_error(run(case), case.full_attention()) <= TOLERANCE[dtype]
+    _, allowed = case.oracle()
+    assert excess(run(case), case.full_attention(), allowed) <= 1
 
 
 @given(data=st.data())
@@ -82,7 +85,7 @@ def test_splits_and_tiles_change_nothing_but_rounding(data):
     one, other = (
         run(case, data.draw(tilings(group)), splits).double() for splits in (1, 8)
     )
-    assert relative_error(one, other) <= TOLERANCE[torch.float32]
+    assert excess(one, other, 2 * case.oracle()[1]) <= 1  # both round
 
 
 def test_a_query_that_is_not_finite_sets_the_flag_of_its_head():
@@ -93,7 +96,7 @@ def test_a_query_that_is_not_finite_sets_the_flag_of_its_head():
         q = case.q.clone()
         q[-1, (kv_heads - 1) * group, -1] = bad
         flags = new_flags(kv_heads)
-        decode.decode(q, case.hot, case.cold, case.tables.decode, flags, 0.125)
+        decode.decode(q, case.hot, case.cold, case.tables.decode, flags, SCALE)
         assert flags.tolist() == [0] * (kv_heads - 1) + [launch.NONFINITE]
 
 
@@ -122,7 +125,12 @@ def test_merge_is_log_sum_exp(dtype, sequences, heads, splits, dim, seed):
     wide = torch.full((sequences, heads, 2 * dim), NAN, dtype=dtype, device=DEVICE)
     out = wide[..., ::2]
     merge.merge(tuple(x.to(DEVICE) for x in (sums, maxima, totals)), out)
-    assert relative_error(out, expected.to(DEVICE)) <= TOLERANCE[dtype]
+    # Roundings: weights and products in float32, and the output.
+    absolute = (sums.nan_to_num().abs() * weights.unsqueeze(-1)).sum(2)
+    absolute /= (totals * weights).sum(-1, keepdim=True)
+    allowed = SUM_STEPS * UNIT[torch.float32] * absolute.norm(dim=-1)
+    allowed += UNIT[dtype] * expected.norm(dim=-1)
+    assert excess(out, expected.to(DEVICE), allowed.to(DEVICE)) <= 1
     assert wide[..., 1::2].isnan().all()
 
 

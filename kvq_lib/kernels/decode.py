@@ -7,6 +7,7 @@ import triton.language as tl
 from ..quantize import Quantized
 from .common import raise_flag
 from .launch import (
+    FASTEST,
     LOG2_E,
     Launch,
     Tiling,
@@ -17,6 +18,7 @@ from .launch import (
     refuse_channel_values,
     require,
     split_count,
+    tiling_key,
 )
 from .merge import merge_launch
 from .tiles import (
@@ -28,6 +30,7 @@ from .tiles import (
     locate,
     query_factor,
     query_parts,
+    settle,
     softmax_step,
 )
 
@@ -110,6 +113,7 @@ def decode_kernel(
                 p, alpha, reach, sums, shift, cold_v, table, head, start, count,
                 VALUES, V_PARTS, DIM // V_PARTS, V_PAD, PAGE, COLD_TILE, COLD_DOT,
             )  # fmt: skip
+        reach, sums = settle(reach, sums, VALUES, V_PARTS)
 
     count = tl.load(counts + tl.num_programs(0) + sequence)
     table = hot_table[0] + sequence * hot_table[1]
@@ -182,7 +186,7 @@ def decode(
             the device: they may change between replays of a CUDA graph.
         flags: int32 [kv_heads]; gets the bit NONFINITE where q holds NaN or infinity.
         scale: factor of the scores.
-        tiling: shape of the work; default: `decode_tiling`.
+        tiling: shape of the work; default: what `tune` found, or `decode_tiling`.
         splits: programs that share the pages of one sequence and kv head, a power of
             two; default: `split_count`.
 
@@ -217,8 +221,11 @@ def prepare(
     sequences, heads, dim = q.shape
     kv_heads, _, page_size, _ = hot[0].shape
     group = heads // kv_heads
-    tiling = tiling or decode_tiling(
-        target or capability(q.device), group, dim, q.dtype, code_bits(cold)
+    target = target or capability(q.device)
+    tiling = (
+        tiling
+        or FASTEST.get(tiling_key("decode", target, q, hot, cold))
+        or decode_tiling(target, group, dim, q.dtype, code_bits(cold))
     )
     cold_table, hot_table, counts = tables
     if splits is None:

@@ -7,14 +7,17 @@ import triton.language as tl
 from ..quantize import Quantized
 from .common import raise_flag
 from .launch import (
+    FASTEST,
     LOG2_E,
     Launch,
     Tiling,
     attention_arguments,
+    by_channel,
     capability,
     extend_tiling,
     refuse_channel_values,
     require,
+    tiling_key,
 )
 from .tiles import (
     cold_scores,
@@ -24,6 +27,7 @@ from .tiles import (
     hot_values,
     query_factor,
     query_parts,
+    settle,
     softmax_step,
 )
 
@@ -132,6 +136,7 @@ def extend_kernel(
                 p, alpha, reach, sums, shift, cold_v, table, head, start, count,
                 VALUES, V_PARTS, DIM // V_PARTS, V_PAD, PAGE, TILE, COLD_DOT,
             )  # fmt: skip
+        reach, sums = settle(reach, sums, VALUES, V_PARTS)
 
     # Hot pages to read: the sinks, then the window of the tile's first query to the
     # page of its last one. Both are runs of the table; tiles cross the seam.
@@ -205,7 +210,8 @@ def extend(
         law: sinks and window, in pages.
         flags: int32 [kv_heads]; gets the bit NONFINITE where q holds NaN or infinity.
         scale: factor of the scores.
-        tiling: shape of the work (`hot` is not used); default: `extend_tiling`.
+        tiling: shape of the work (`hot` is not used); default: what `tune` found, or
+            `extend_tiling`.
 
     Returns:
         [tokens, heads, dim] in q's dtype.
@@ -233,8 +239,11 @@ def prepare(
     tokens, heads, dim = q.shape
     kv_heads = hot[0].shape[0]
     group = heads // kv_heads
-    tiling = tiling or extend_tiling(
-        target or capability(q.device), group, dim, q.dtype
+    target = target or capability(q.device)
+    tiling = (
+        tiling
+        or FASTEST.get(tiling_key("extend", target, q, hot, cold))
+        or extend_tiling(target, group, dim, q.dtype, by_channel(cold))
     )
     cold_table, hot_table, rows, positions = tables
     sequences = len(positions)

@@ -134,11 +134,16 @@ def cold_arguments(cold: Quantized | None) -> tuple[tuple, tuple | None]:
     def step(x):
         return 0 if x is None else x.stride(2 if spec.granularity == "token" else 3)
 
+    offset = spec.offset if spec.fmt.kind == "int" else 0
+    # What `small_numbers` divides by.
+    unit = 256.0 if spec.format == "fp8" else 1.0
+    if spec.fmt.per_byte > 1 and not offset:
+        unit = 512.0
     bound = 2.0 if spec.format == "fp8" else 2.0**spec.fmt.bits
     side = (
         spec.format,
         spec.granularity or "none",
-        spec.offset if spec.fmt.kind == "int" else 0,
+        offset,
         spec.symmetric,
         bound,
         codes.stride(2),
@@ -146,6 +151,7 @@ def cold_arguments(cold: Quantized | None) -> tuple[tuple, tuple | None]:
         step(cold.scale),
         step(cold.zero),
         spec.fmt.per_byte,
+        unit,
     )
     return (place(codes), place(cold.scale), place(cold.zero)), side
 
@@ -275,13 +281,38 @@ def decode_tiling(
     return Tiling(rows, cold, hot=32 if wide else 64, warps=8 if wide else 4)
 
 
-def extend_tiling(target: int, group: int, dim: int, dtype: torch.dtype) -> Tiling:
-    """Tiles of `extend`; see `decode_tiling`."""
+def extend_tiling(
+    target: int, group: int, dim: int, dtype: torch.dtype, by_channel: bool = False
+) -> Tiling:
+    """Tiles of `extend`; see `decode_tiling`.
+
+    Args:
+        by_channel: keys have a scale per channel: scaled codes take registers, too.
+    """
     warps = 8 if padded(dim) > 128 else 4
     if target < 80 or dtype == torch.float32:
         rows = max(16, triton.next_power_of_2(group))
         return Tiling(rows, cold=16, hot=16, warps=warps, stages=1, slice=32)
-    return Tiling(64, cold=32, hot=32, warps=warps)
+    if by_channel or padded(dim) > 128:
+        return Tiling(max(32, triton.next_power_of_2(group)), cold=32, hot=32)
+    return Tiling(64, cold=32, hot=32)
+
+
+def by_channel(cold: tuple[Quantized, Quantized] | None) -> bool:
+    """Whether cold keys have a scale per channel."""
+    return cold is not None and cold[0].spec.granularity == "channel"
+
+
+#: Tiles that `tune` found to be the fastest, by `tiling_key`.
+FASTEST: dict[tuple, Tiling] = {}
+
+
+def tiling_key(kernel: str, target: int, q, hot, cold) -> tuple:
+    """All that decides which tiles are best, as far as tiles know it."""
+    kv_heads, _, page_size, dim = hot[0].shape
+    specs = cold and tuple(side.spec for side in cold)
+    group = q.shape[1] // kv_heads
+    return kernel, target, group, dim, q.dtype, hot[0].dtype, specs, page_size
 
 
 def split_count(programs: int, tokens: int, tile: int, device: torch.device) -> int:

@@ -25,9 +25,10 @@ bytes. What else is constant about cold keys, or values, is the tuple SIDE, belo
 import triton
 import triton.language as tl
 
-from .common import is_finite, numbers
+from .common import is_finite, numbers, small_numbers
 
-# Places in the tuple SIDE. BOUND is a power of two that no code reaches.
+# Places in the tuple SIDE. BOUND is a power of two that no code reaches, and UNIT
+# the one that `small_numbers` divides by.
 FORMAT = tl.constexpr(0)
 GRANULARITY = tl.constexpr(1)
 OFFSET = tl.constexpr(2)
@@ -38,6 +39,7 @@ CHANNEL_STRIDE = tl.constexpr(6)
 SCALE_STEP = tl.constexpr(7)
 ZERO_STEP = tl.constexpr(8)
 PER_BYTE = tl.constexpr(9)
+UNIT = tl.constexpr(10)
 
 
 @triton.jit
@@ -71,7 +73,7 @@ def cold_scores(
         raw = tl.load(keys + j * WIDTH * SIDE[CHANNEL_STRIDE], mask=mask, other=0)
         for i in tl.static_range(CODES):
             if SIDE[GRANULARITY] != "channel":
-                number = numbers(raw, i, SIDE[FORMAT], SIDE[OFFSET], 1.0, DTYPE)
+                number = small_numbers(raw, i, SIDE[FORMAT], SIDE[OFFSET], DTYPE)
                 s += dot(q[i * SLICES + j], number)
             else:
                 channel = (i * SLICES + j) * WIDTH + d
@@ -81,7 +83,8 @@ def cold_scores(
                 else:
                     s += in_several_pages(args, channel, d < WIDTH, i, SIDE, PAGE)
     if SIDE[GRANULARITY] == "token" or SIDE[GRANULARITY] == "page":
-        s *= per_token(scale, head, page, slot, real, SIDE, SCALE_STEP)[None, :]
+        step = per_token(scale, head, page, slot, real, SIDE, SCALE_STEP)
+        s *= (step * SIDE[UNIT])[None, :]
         if not SIDE[SYMMETRIC]:
             z = per_token(zero, head, page, slot, real, SIDE, ZERO_STEP)
             s += qsum[:, None] * z[None, :]
@@ -181,7 +184,8 @@ def cold_values(
 ):
     """Add p · v̂ of TILE cold tokens to what the queries have gathered.
 
-    That is sums · reach + shift; `alpha` is what the softmax rescales it by.
+    That is sums · reach + shift, once `settle` has seen it; `alpha` is what the softmax
+    rescales it by.
     """
     codes, scale, zero = pools
     page, slot, real = locate(table, start, count, PAGE, TILE)
@@ -196,19 +200,29 @@ def cold_values(
         farther = tl.maximum(reach, 1.0)
         weights = p / farther
     else:
-        s = per_token(scale, head, page, slot, real, SIDE, SCALE_STEP)
+        s = per_token(scale, head, page, slot, real, SIDE, SCALE_STEP) * SIDE[UNIT]
         farther = tl.maximum(reach, tl.max(s, 0))
         weights = p * (s / farther)[None, :]
+    weights = weights.to(DTYPE)
     if not SIDE[SYMMETRIC]:
         z = per_token(zero, head, page, slot, real, SIDE, ZERO_STEP)
         shift = shift * alpha + tl.sum(p * z[None, :], 1)
     keep = (alpha * (reach / farther))[:, None]
-    weights = weights.to(DTYPE)
     new = ()
     for i in tl.static_range(PARTS):
-        number = numbers(raw, i, SIDE[FORMAT], SIDE[OFFSET], 1.0, DTYPE)
+        number = small_numbers(raw, i, SIDE[FORMAT], SIDE[OFFSET], DTYPE)
         new += (sums[i] * keep + dot(weights, number),)
     return farther, new, shift
+
+
+@triton.jit
+def settle(reach, sums, SIDE: tl.constexpr, PARTS: tl.constexpr):
+    """Take the units of cold codes out of `reach`, once all cold values are read: hot
+    values have none."""
+    new = ()
+    for i in tl.static_range(PARTS):
+        new += (sums[i] * (SIDE[UNIT]),)
+    return reach / SIDE[UNIT], new
 
 
 @triton.jit
@@ -321,10 +335,7 @@ def per_token(
     place = pool[0] + head * pool[1] + page * pool[2]
     if SIDE[GRANULARITY] == "token":
         place += slot * SIDE[STEP]
-    value = tl.load(place, mask=real, other=0.0).to(tl.float32)
-    if SIDE[FORMAT] == "fp8":  # always a scale: floats have no zero point
-        value *= 256.0  # which `numbers` left out
-    return value
+    return tl.load(place, mask=real, other=0.0).to(tl.float32)
 
 
 @triton.jit
