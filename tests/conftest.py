@@ -8,6 +8,7 @@ from hypothesis import settings
 # they wait for each other.  Must be set before torch is imported.
 _workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see `course.site`
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import torch  # noqa: E402
