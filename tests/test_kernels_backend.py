@@ -71,6 +71,48 @@ def test_commit_raises_what_the_kernels_flagged(bad, error):
     assert cache.length(seq) == 0 and cache.stats().hot == 0
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(("tokens", "before"), [(1, 0), (3, 0), (1, 200)])
+@pytest.mark.parametrize("scheme", ["native", "int8"])
+def test_scores_that_overflow_are_told(scheme, tokens, before, sign):
+    # `decode` with and without splits, and `extend`.
+    cache = kvq.PagedKVCache(
+        SHAPE,
+        scheme,
+        num_pages=16,
+        dtype=torch.float32,
+        device=DEVICE,
+        backend="triton",
+    )
+    seq = cache.add()
+    for count, size in ((before, 1.0), (tokens, 3e38)):
+        if not count:
+            continue
+        batch = cache.begin([seq], [count])
+        q = torch.full((count, 2, 64), sign * size, device=DEVICE)
+        k = torch.full((count, 2, 64), 6e4, device=DEVICE)
+        for layer in range(2):
+            cache.attend(layer, batch, q, k, k)
+        if size == 1.0:
+            cache.commit(batch)
+    with pytest.raises(kvq.NonFiniteValue, match="layer 0, kv head 0"):
+        cache.commit(batch)
+    assert cache.length(seq) == before
+
+
+def test_a_wide_hot_page_takes_nothing_that_no_cold_page_could_hold():
+    cache = kvq.PagedKVCache(
+        SHAPE, num_pages=4, dtype=torch.float32, device=DEVICE, backend="triton"
+    )
+    batch = cache.begin([cache.add()], [3])
+    q, k, v = (torch.zeros(3, 2, 64, device=DEVICE) for _ in range(3))
+    k[1, 0, 5] = 1e5
+    for layer in range(2):
+        cache.attend(layer, batch, q, k, v)
+    with pytest.raises(kvq.ValueOutOfRange, match="layer 0, kv head 0"):
+        cache.commit(batch)
+
+
 def test_flags_that_are_clear_raise_nothing():
     assert backend.check(backend.new_flags(3, 2, DEVICE)) is None
 

@@ -83,6 +83,18 @@ def test_append_flags_what_it_cannot_store(side, bad, bit):
     assert flags.tolist() == [0, bit]
 
 
+@pytest.mark.parametrize("hot_dtype", DTYPES, ids=str)
+def test_append_flags_what_no_cold_page_could_hold(hot_dtype):
+    new = [torch.zeros(3, 2, 64, device=DEVICE) for _ in range(2)]
+    pools = [torch.zeros(2, 2, 16, 64, dtype=hot_dtype, device=DEVICE) for _ in new]
+    at = torch.arange(3, device=DEVICE)
+    for value, bit in ((65504.0, 0), (-65504.0, 0), (70000.0, TOO_LARGE)):
+        new[1][2, 1, 33] = value
+        flags = new_flags(2)
+        append(tuple(pools), at // 16, at % 16, *new, flags, 65504.0)
+        assert flags.tolist() == [0, bit]
+
+
 def extreme(draw, shape, dtype, random) -> torch.Tensor:
     """Numbers of all sizes: spikes per channel, constants, subnormals, zeros."""
     kind = draw(st.sampled_from(["normal", "spikes", "constant", "tiny", "ties"]))

@@ -20,6 +20,7 @@ def append_kernel(
     tokens,
     NONFINITE: tl.constexpr,
     TOO_LARGE: tl.constexpr,
+    LIMIT: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
     TILE: tl.constexpr,
@@ -34,8 +35,8 @@ def append_kernel(
     page = tl.load(pages + token, mask=token < tokens, other=0).to(tl.int64)
     slot = tl.load(slots + token, mask=token < tokens, other=0).to(tl.int64)
     real = (token < tokens)[:, None] & (d < DIM)[None, :]
-    move(k, hot_k, head, token, page, slot, d, real, flags, NONFINITE, TOO_LARGE)
-    move(v, hot_v, head, token, page, slot, d, real, flags, NONFINITE, TOO_LARGE)
+    move(k, hot_k, head, token, page, slot, d, real, flags, NONFINITE, TOO_LARGE, LIMIT)
+    move(v, hot_v, head, token, page, slot, d, real, flags, NONFINITE, TOO_LARGE, LIMIT)
 
 
 @triton.jit
@@ -51,15 +52,20 @@ def move(
     flags,
     NONFINITE: tl.constexpr,
     TOO_LARGE: tl.constexpr,
+    LIMIT: tl.constexpr,
 ):
-    """Move one tile of x, cast, to its pages; flag what the cast cannot hold."""
+    """Move one tile of x, cast, to its pages; flag what the cast makes infinite, and
+    what is beyond LIMIT after it."""
     source = x[0] + token.to(tl.int64)[:, None] * x[1] + head * x[2] + d[None, :] * x[3]
     new = tl.load(source, mask=real, other=0.0)
     stored = new.to(pool[0].dtype.element_ty)
     row = page * pool[2] + slot * pool[3] + head.to(tl.int64) * pool[1]
     tl.store(pool[0] + row[:, None] + d[None, :] * pool[4], stored, mask=real)
     raise_flag(flags, head, is_finite(new) == 0, NONFINITE)
-    raise_flag(flags, head, is_finite(new) & (is_finite(stored) == 0), TOO_LARGE)
+    fits = is_finite(stored)
+    if LIMIT is not None:
+        fits = fits & (tl.abs(stored.to(tl.float32)) <= LIMIT)
+    raise_flag(flags, head, is_finite(new) & (fits == 0), TOO_LARGE)
 
 
 def append(
@@ -69,6 +75,7 @@ def append(
     k: torch.Tensor,
     v: torch.Tensor,
     flags: torch.Tensor,
+    limit: float | None = None,
 ) -> None:
     """Write new keys and values into hot pages.
 
@@ -77,7 +84,10 @@ def append(
         pages, slots: int32 or int64 [tokens], the page and the place of each token.
         k, v: [tokens, kv_heads, dim], any strides; float16, bfloat16 or float32.
         flags: int32 [kv_heads]; gets the bit NONFINITE where k or v holds NaN or
-            infinity, TOO_LARGE where a value overflows the pool's dtype.
+            infinity, TOO_LARGE where a value overflows the pool's dtype or, stored,
+            exceeds `limit` in magnitude.
+        limit: the largest magnitude that a cold page can hold; None where nothing is
+            sealed.
 
     Raises:
         UnsupportedBackend: a dtype or device that Triton does not run on.
@@ -85,11 +95,11 @@ def append(
     Bytes (`budget.append`): reads 2·T·H·D·e + T·(index), writes 2·T·H·D·h, for T
     tokens, H kv heads, dim D, e bytes an element of k and v, h of a hot page.
     """
-    for launch in prepare(hot, pages, slots, k, v, flags):
+    for launch in prepare(hot, pages, slots, k, v, flags, limit):
         launch.run()
 
 
-def prepare(hot, pages, slots, k, v, flags) -> list[Launch]:
+def prepare(hot, pages, slots, k, v, flags, limit=None) -> list[Launch]:
     """The launches of `append`."""
     tokens, kv_heads, dim = k.shape
     require(k.device, k.dtype, *(pool.dtype for pool in hot))
@@ -109,6 +119,7 @@ def prepare(hot, pages, slots, k, v, flags) -> list[Launch]:
                 "tokens": tokens,
                 "NONFINITE": NONFINITE,
                 "TOO_LARGE": TOO_LARGE,
+                "LIMIT": limit,
                 "DIM": dim,
                 "DIM_PAD": padded(dim),
                 "TILE": tile,

@@ -133,7 +133,8 @@ def attend(
     Raises:
         UnsupportedBackend: a dtype or device that the kernels do not run on.
     """
-    append(hot, pages, slots, k, v, flags)
+    limit = None if cold is None else torch.finfo(torch.float16).max
+    append(hot, pages, slots, k, v, flags, limit)
     if len(sealing[0]):
         for pool, store in zip(hot, cold, strict=True):
             seal(pool, sealing[0], store, sealing[1], flags)
@@ -155,7 +156,7 @@ def check(flags: torch.Tensor) -> None:
     """
     flags = flags.cpu()
     for bit, error, what in (
-        (NONFINITE, NonFiniteValue, "NaN or infinity in q, k or v"),
+        (NONFINITE, NonFiniteValue, "NaN or infinity in q, k, v or their scores"),
         (TOO_LARGE, ValueOutOfRange, "a value or a scale does not fit its storage"),
     ):
         found = (flags & bit).nonzero()

@@ -91,11 +91,11 @@ def fp8_bits(x):
 @triton.jit
 def half_ceil(x):
     """The smallest float16 that is at least x, a float32 (infinity beyond 65504)."""
-    half = x.to(tl.float16) + 0.0  # + 0.0 turns -0 into +0, whose successor is right
+    half = x.to(tl.float16)
     bits = half.to(tl.int16, bitcast=True)
     successor = tl.where(bits >= 0, bits + 1, bits - 1).to(tl.int16)
     above = successor.to(tl.float16, bitcast=True)
-    return tl.where(half.to(tl.float32) < x, above, half.to(tl.float16))
+    return tl.where(half.to(tl.float32) < x, above, half)
 
 
 @triton.jit

@@ -119,6 +119,17 @@ def pairwise() -> list[Variant]:
     return sorted(chosen)
 
 
+def serving() -> list[Variant]:
+    """What is served most: heads of 128 channels, four queries each, in float16, on
+    pages of 16; every scheme, on three generations."""
+    return [
+        Variant(target, kernel, name, 16, 128, 4, "float16")
+        for target in (75, 80, 90)
+        for kernel in ("decode", "extend")
+        for name in SCHEMES
+    ]
+
+
 def listed() -> list[Variant]:
     """The checked-in list."""
     lines = LIST.read_text().splitlines()
@@ -272,9 +283,11 @@ def main() -> None:
     given = parser.parse_args()
     if given.write:
         lines = [
-            "# target kernel scheme page_size dim group dtype: all pairs of choices"
+            "# target kernel scheme page_size dim group dtype: all pairs of choices",
+            "# and, for decode and extend, the shape that is served most",
         ]
-        LIST.write_text("\n".join([*lines, *map(str, pairwise())]) + "\n")
+        chosen = sorted({*pairwise(), *serving()})
+        LIST.write_text("\n".join([*lines, *map(str, chosen)]) + "\n")
         return
     variants = list(every_variant()) if given.all else listed()
     print("registers spilled  shared matrix instructions  variant")

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from ..quantize import Quantized
-from .common import raise_flag
+from .common import is_finite, raise_flag
 from .launch import (
     FASTEST,
     LOG2_E,
@@ -135,6 +135,15 @@ def decode_kernel(
             HOT_V[0], HOT_V[1], V_PARTS, DIM // V_PARTS, V_PAD, HOT_DOT,
         )  # fmt: skip
 
+    # A score that overflowed, or cancelled to NaN, is in the sum of the probabilities;
+    # and whoever reads the query's own token, the last one, has seen a score.
+    overflow = (is_finite(total) == 0) | (
+        (total == 0) & (first < last) & (last == count)
+    )
+    overflow = overflow & real_row
+    if tl.max(overflow.to(tl.int32), 0) != 0:
+        tl.atomic_or(flags + tl.program_id(1), NONFINITE)
+
     heads = tl.num_programs(1) * GROUP
     d = tl.arange(0, V_PAD)
     mask = real_row[:, None] & (d < DIM // V_PARTS)[None, :]
@@ -184,7 +193,8 @@ def decode(
             for hot ones (sinks, window, the query's own page), and int32
             [2, sequences], the cold and hot tokens to read. The numbers are read on
             the device: they may change between replays of a CUDA graph.
-        flags: int32 [kv_heads]; gets the bit NONFINITE where q holds NaN or infinity.
+        flags: int32 [kv_heads]; gets the bit NONFINITE where q holds NaN or infinity,
+            or scores overflow.
         scale: factor of the scores.
         tiling: shape of the work; default: what `tune` found, or `decode_tiling`.
         splits: programs that share the pages of one sequence and kv head, a power of

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from ..quantize import Quantized
-from .common import raise_flag
+from .common import is_finite, raise_flag
 from .launch import (
     FASTEST,
     LOG2_E,
@@ -172,6 +172,12 @@ def extend_kernel(
             HOT_V[0], HOT_V[1], V_PARTS, DIM // V_PARTS, V_PAD, HOT_DOT,
         )  # fmt: skip
 
+    # A score that overflowed, or cancelled to NaN, is in the sum of the probabilities;
+    # and every query sees itself, so the sum is not zero.
+    overflow = ((is_finite(total) == 0) | (total == 0)) & real_row
+    if tl.max(overflow.to(tl.int32), 0) != 0:
+        tl.atomic_or(flags + tl.program_id(1), NONFINITE)
+
     d = tl.arange(0, V_PAD)
     mask = real_row[:, None] & (d < DIM // V_PARTS)[None, :]
     place = out[0] + (token * out[1] + query_head * out[2])[:, None]
@@ -208,7 +214,8 @@ def extend(
             each sequence starts in the step [sequences + 1]. The position of each
             sequence's first query [sequences].
         law: sinks and window, in pages.
-        flags: int32 [kv_heads]; gets the bit NONFINITE where q holds NaN or infinity.
+        flags: int32 [kv_heads]; gets the bit NONFINITE where q holds NaN or infinity,
+            or scores overflow.
         scale: factor of the scores.
         tiling: shape of the work (`hot` is not used); default: what `tune` found, or
             `extend_tiling`.

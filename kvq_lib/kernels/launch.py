@@ -167,8 +167,14 @@ def stored_codes(cold: Quantized) -> torch.Tensor:
 
 
 def code_bits(cold: tuple[Quantized, Quantized] | None) -> int:
-    """The most bits of a code among keys and values; 16 where nothing is cold."""
-    return max((side.spec.fmt.bits for side in cold), default=16) if cold else 16
+    """The most bits of a code among keys and values; 16 where nothing is cold.
+
+    FP8 counts as 16: its codes become float16 in registers, by bits of their own.
+    """
+    if not cold:
+        return 16
+    formats = [side.spec.fmt for side in cold]
+    return max(16 if fmt.kind == "float" else fmt.bits for fmt in formats)
 
 
 def refuse_channel_values(spec: Spec | None) -> None:
@@ -292,7 +298,8 @@ def extend_tiling(
     warps = 8 if padded(dim) > 128 else 4
     if target < 80 or dtype == torch.float32:
         rows = max(16, triton.next_power_of_2(group))
-        return Tiling(rows, cold=16, hot=16, warps=warps, stages=1, slice=32)
+        slice_ = 16 if by_channel else 32
+        return Tiling(rows, cold=16, hot=16, warps=warps, stages=1, slice=slice_)
     if by_channel or padded(dim) > 128:
         return Tiling(max(32, triton.next_power_of_2(group)), cold=32, hot=32)
     return Tiling(64, cold=32, hot=32)
