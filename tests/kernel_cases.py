@@ -33,7 +33,7 @@ DTYPES = (torch.float32, torch.float16)
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11}
 
 #: Each kernel's randomized test runs this often for each dtype.
-CASES = 160
+CASES = 150
 
 
 def cases(count: int = CASES):
@@ -177,17 +177,19 @@ def scheme_called(name: str, recent: int, sinks: int) -> kvq.Scheme:
 
 
 @st.composite
-def caches(draw, dtype, chunks: bool, longest: int = 200, most: int = 3):
-    """A `Case`: one query a sequence, or chunks of them where `chunks`.
+def caches(
+    draw, dtype, chunks: bool, longest: int = 200, most: int = 3, name=None, size=None
+):
+    """A `Case`: one query a sequence, or chunks of them where `chunks`. `name`: of a
+    scheme, then without window and sinks. `size`: tokens of a page.
 
     Ragged lengths, permuted page tables, pages shared by a prefix, pools with gaps,
     sinks and windows; pages that nothing was written to are full of NaN.
     """
-    size = draw(st.sampled_from([16, 32, 64]))
-    recent = draw(st.sampled_from([0, 0, 9, 40, 100]))
-    scheme = scheme_called(
-        draw(st.sampled_from(SCHEMES)), recent, draw(st.sampled_from([0, 0, 3, 40]))
-    )
+    size = size or draw(st.sampled_from([16, 32, 64]))
+    recent = 0 if name else draw(st.sampled_from([0, 0, 9, 40, 100]))
+    sinks = 0 if name else draw(st.sampled_from([0, 0, 3, 40]))
+    scheme = scheme_called(name or draw(st.sampled_from(SCHEMES)), recent, sinks)
     law = scheme.law(size)
     dim = draw(st.sampled_from([64, 64, 80, 96, 128, 256]))
     kv_heads = draw(st.integers(1, 2))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, note
+from hypothesis import assume, given, note
 from hypothesis import strategies as st
 from kernel_cases import (
     DEVICE,
@@ -66,6 +66,20 @@ def test_decode_is_attention_over_hot_and_cold_pages(dtype, data):
     used = excess(run(case, tiling, splits), *case.oracle())
     note(f"{used:.2f} of the allowed error")
     assert used <= 1
+
+
+@pytest.mark.parametrize("name", ["int4", "int4-kivi", "int2-kivi", "page-int4"])
+@pytest.mark.parametrize("tile", [16, 32, 128])
+@given(data=st.data())
+@cases(8)
+def test_each_way_of_reading_a_page(name, tile, data):
+    # Part of a page, one page, several: each folds scales and zero points differently.
+    case = data.draw(caches(torch.float32, False, most=1, name=name, size=32))
+    assume(case.ends[0] > 32)
+    group = case.q.shape[1] // case.hot[0].shape[0]
+    rows = data.draw(st.sampled_from([16, 64]))  # fewer than the tile, or more
+    tiling = Tiling(max(rows, 1 << (group - 1).bit_length()), cold=tile, hot=16)
+    assert excess(run(case, tiling, splits=1), *case.oracle()) <= 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
