@@ -31,7 +31,10 @@ _REFUSED = ("softcap", "s_aux", "position_bias", "head_mask", "alibi")
 
 @contextlib.contextmanager
 def on_cache(model) -> Iterator[None]:
-    """Let the model's attention be ours; afterwards it is what it was."""
+    """Let the model's attention be ours; afterwards it is what it was.
+
+    The model itself is changed meanwhile: one thread at a time may use it.
+    """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 

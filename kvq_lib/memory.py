@@ -133,8 +133,8 @@ def max_batch(
     """How many sequences fit: ⌊(available - model - activations) / per_sequence⌋.
 
     All four are bytes, or all four any other unit. 0 when the model alone is too big.
-    The arithmetic is exact on the decimals as they are printed: 64 / 0.64 is 100,
-    though the float nearest to 0.64 is a little larger.
+    Amounts are taken as floats, and divided exactly as the decimals that they print
+    as: 64 / 0.64 is 100, though the float nearest to 0.64 is a little larger.
 
     Raises:
         InvalidArgument: an amount that is negative or not finite, or `per_sequence` of

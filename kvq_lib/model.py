@@ -97,6 +97,7 @@ def perplexity(
     """exp of the mean negative log likelihood, every token read through the cache.
 
     Each window is teacher-forced on a cache of its own; its first token is not scored.
+    Every other token is, padding included: give windows of equal length, not padded.
 
     Args:
         model: a decoder model of transformers.
@@ -190,7 +191,9 @@ def generate(
     """Continue prompts on one paged cache, all of them in each decoding step.
 
     Prompts of different lengths need no padding. A prompt's continuation does not
-    depend on its company: every prompt draws from its own generator, seeded alike.
+    depend on its company but for rounding: every prompt draws from its own generator,
+    seeded alike. In float32 the model's own products round differently in a batch, and
+    a coarse scheme can turn that into another token.
 
     Args:
         model, tokenizer: from `load_model` or transformers.

@@ -212,7 +212,6 @@ def test_a_window_in_which_nothing_would_be_measured_is_refused(
     "ids",
     [
         torch.arange(40),
-        torch.zeros(1, 40),
         torch.zeros(0, 40, dtype=torch.int64),
         torch.zeros(2, 1, dtype=torch.int64),
         [[1, 2, 3]],
@@ -221,6 +220,11 @@ def test_a_window_in_which_nothing_would_be_measured_is_refused(
 def test_what_is_no_matrix_of_tokens_is_refused(ids):
     with pytest.raises(kvq.InvalidArgument, match="input_ids"):
         kvq.perplexity(tiny_model(), ids)
+
+
+def test_tokens_that_are_floats_are_refused():
+    with pytest.raises(kvq.InvalidArgument, match=r"whole numbers.*\[0\.0, 0\.0"):
+        kvq.perplexity(tiny_model(), torch.zeros(1, 40))
 
 
 @pytest.mark.parametrize("chunk", [0, -1, 1.5, True])

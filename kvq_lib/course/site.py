@@ -284,6 +284,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "build":
         return build(force=options.force)
+    if not 0 <= options.port < 65536:
+        parser.error(f"a port is 0 to 65535, got {options.port}")
     return serve(port=options.port)
 
 
