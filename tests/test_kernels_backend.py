@@ -100,6 +100,63 @@ def test_scores_that_overflow_are_told(scheme, tokens, before, sign):
     assert cache.length(seq) == before
 
 
+@pytest.mark.parametrize("tokens", [1, 48])
+@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4", "native"])
+def test_values_at_the_end_of_the_range_do_not_become_infinite(scheme, tokens):
+    cache = kvq.PagedKVCache(
+        SHAPE, scheme, num_pages=8, device=DEVICE, backend="triton"
+    )
+    seq = cache.add()
+    for count in {48, tokens}:
+        batch = cache.begin([seq], [count])
+        q = torch.zeros(count, 2, 64, dtype=torch.float16, device=DEVICE)
+        v = torch.full_like(q, 65504.0)
+        outs = [cache.attend(layer, batch, q, q, v) for layer in range(2)]
+        cache.commit(batch)
+        assert all((out == 65504.0).all() for out in outs)
+
+
+@pytest.mark.parametrize("group", [17, 71])
+@pytest.mark.parametrize("name", ["native", "int4-kivi"])
+def test_any_number_of_query_heads_shares_a_kv_head(name, group):
+    # Falcon-7B has 71.
+    shape = kvq.KVShape(1, 1, 64)
+    random = torch.Generator().manual_seed(0)
+    outs = []
+    q = torch.randn(20, group, 64, generator=random).half().to(DEVICE)
+    k, v = (torch.randn(20, 1, 64, generator=random).half().to(DEVICE) for _ in "kv")
+    for chosen in ("triton", "torch"):
+        cache = kvq.PagedKVCache(
+            shape, name, num_pages=4, device=DEVICE, backend=chosen
+        )
+        batch = cache.begin([cache.add()], [20])
+        outs.append(cache.attend(0, batch, q, k, v).double())
+        cache.commit(batch)
+    assert (outs[0] - outs[1]).norm() < 2e-3 * outs[1].norm()
+
+
+def test_pages_that_cannot_be_sealed_are_refused():
+    def step_on(scheme):
+        cache = kvq.PagedKVCache(
+            SHAPE, scheme, page_size=24, num_pages=2, device=DEVICE, backend="triton"
+        )
+        step(cache, [cache.add()], [30], seed=0)
+
+    with pytest.raises(kvq.UnsupportedBackend, match="got 24"):
+        step_on("int8")
+    step_on("native")
+
+
+def test_a_key_beyond_its_page_is_called_that():
+    cache = kvq.PagedKVCache(SHAPE, num_pages=4, device=DEVICE, backend="triton")
+    batch = cache.begin([cache.add()], [1])
+    q = torch.ones(1, 2, 64, device=DEVICE)
+    for layer in range(2):
+        cache.attend(layer, batch, q, q * 1e5, q)
+    with pytest.raises(kvq.ValueOutOfRange, match="layer 0, kv head 0"):
+        cache.commit(batch)
+
+
 def test_a_wide_hot_page_takes_nothing_that_no_cold_page_could_hold():
     cache = kvq.PagedKVCache(
         SHAPE, num_pages=4, dtype=torch.float32, device=DEVICE, backend="triton"

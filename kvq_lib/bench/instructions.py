@@ -7,19 +7,14 @@ the meantime. The machine code is there without the GPU: compiled ahead of time,
 `kernels.compile`. What follows from it is a prediction: no stall is counted.
 """
 
-import os
 import re
-import subprocess
-import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
 
 from kvq_lib.kernels import budget
 from kvq_lib.kernels import compile as ahead
 
-MATRIX = re.compile(r"HMMA|HGMMA|UTC\w*MMA")
 LINE = re.compile(
     r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);", re.M
 )
@@ -76,27 +71,12 @@ def longest_loop(sass: str) -> list[str]:
 def read(variant: ahead.Variant) -> Loop:
     """Compile a variant of `decode`, and look at the loop over its pages: over cold
     ones, where the scheme seals."""
-    import triton
-    import triton.backends.nvidia
-    from triton.backends.compiler import GPUTarget
-
-    (launch,) = ahead.launches(variant)
-    compiled = triton.compile(
-        ahead.source(launch),
-        target=GPUTarget("cuda", variant.target, 32),
-        options={"num_warps": launch.warps, "num_stages": launch.stages},
-    )
-    tool = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        command = [tool, "-sass", file.name]
-        said = subprocess.run(command, capture_output=True, text=True, check=True)
-    loop = longest_loop(said.stdout)
+    launch, compiled = ahead.compiled_launch(variant)
+    loop = longest_loop(ahead.disassembled(compiled.asm["cubin"]))
     sealed = launch.arguments["KEYS"] is not None
     return Loop(
         instructions=len(loop),
-        matrix=sum(MATRIX.match(name) is not None for name in loop),
+        matrix=sum(ahead.MATRIX.match(name) is not None for name in loop),
         tokens=launch.arguments["COLD_TILE" if sealed else "HOT_TILE"],
         warps=launch.warps,
         kv_heads=launch.grid[1],
@@ -117,13 +97,8 @@ def decode_loops(
         for target, name in keys
     ]
     spawn = get_context("spawn")
-    with ProcessPoolExecutor(jobs, spawn, initializer=_no_interpreter) as pool:
+    with ProcessPoolExecutor(jobs, spawn, initializer=ahead.no_interpreter) as pool:
         return dict(zip(keys, pool.map(read, variants), strict=True))
-
-
-def _no_interpreter() -> None:
-    """In a new process, before it imports triton."""
-    os.environ.pop("TRITON_INTERPRET", None)
 
 
 def main() -> None:

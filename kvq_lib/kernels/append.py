@@ -92,8 +92,9 @@ def append(
     Raises:
         UnsupportedBackend: a dtype or device that Triton does not run on.
 
-    Bytes (`budget.append`): reads 2·T·H·D·e + T·(index), writes 2·T·H·D·h, for T
-    tokens, H kv heads, dim D, e bytes an element of k and v, h of a hot page.
+    Bytes (`budget.append`): reads 2·T·H·D·e + 16·T·H (page and slot, once a head),
+    writes 2·T·H·D·h, for T tokens, H kv heads, dim D, e bytes an element of k and v, h
+    of a hot page.
     """
     for launch in prepare(hot, pages, slots, k, v, flags, limit):
         launch.run()

@@ -13,7 +13,14 @@ from ..schemes import Law
 from .append import append
 from .decode import decode
 from .extend import extend
-from .launch import NONFINITE, TOO_LARGE, refuse_channel_values, require
+from .launch import (
+    NONFINITE,
+    OVERFLOW,
+    TOO_LARGE,
+    refuse_channel_values,
+    require,
+    require_page,
+)
 from .seal import seal
 
 #: What `PagedKVCache.backend` calls it.
@@ -131,9 +138,12 @@ def attend(
         [tokens, heads, dim] in the dtype of q. The device may still be at work.
 
     Raises:
-        UnsupportedBackend: a dtype or device that the kernels do not run on.
+        UnsupportedBackend: a dtype, device or page size that the kernels do not take.
     """
-    limit = None if cold is None else torch.finfo(torch.float16).max
+    limit = None
+    if cold is not None:
+        require_page(hot[0].shape[2])
+        limit = torch.finfo(torch.float16).max
     append(hot, pages, slots, k, v, flags, limit)
     if len(sealing[0]):
         for pool, store in zip(hot, cold, strict=True):
@@ -156,8 +166,9 @@ def check(flags: torch.Tensor) -> None:
     """
     flags = flags.cpu()
     for bit, error, what in (
-        (NONFINITE, NonFiniteValue, "NaN or infinity in q, k, v or their scores"),
+        (NONFINITE, NonFiniteValue, "NaN or infinity in q, k or v"),
         (TOO_LARGE, ValueOutOfRange, "a value or a scale does not fit its storage"),
+        (OVERFLOW, NonFiniteValue, "scores overflow"),
     ):
         found = (flags & bit).nonzero()
         if len(found):

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from ..quantize import Spec
 from ..schemes import SCHEMES, Law, scheme
 
-#: Memory bandwidth in GB/s, from NVIDIA's data sheets: "T4 Tensor Core GPU" (2019),
-#: "L4 Tensor Core GPU" (2023), "A100 Tensor Core GPU" (80GB SXM, 2021), "H100 Tensor
-#: Core GPU" (SXM, 2023), "H200 Tensor Core GPU" (SXM, 2024).
+#: Memory bandwidth in GB/s, from NVIDIA's data sheets "L4 Tensor Core GPU" (2023),
+#: "A100 Tensor Core GPU" (80GB SXM, 2021), "H100 Tensor Core GPU" (SXM, 2023) and "H200
+#: Tensor Core GPU" (SXM, 2024), and from its product page of the T4 ("320+").
 BANDWIDTH = {
     "T4": 320,
     "L4": 300,

@@ -114,6 +114,15 @@ def round_even(x):
 
 
 @triton.jit
+def rounded(x, DTYPE: tl.constexpr):
+    """Round float32 to DTYPE. Float16 saturates: a mean of values that float16 holds
+    can pass 65504 by what quantizing and summing them added, less than a rounding."""
+    if DTYPE == tl.float16:
+        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+    return x.to(DTYPE)
+
+
+@triton.jit
 def is_finite(x):
     """False for NaN and infinities."""
     return tl.abs(x.to(tl.float32)) < float("inf")

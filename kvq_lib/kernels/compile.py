@@ -35,6 +35,9 @@ DIMS = (64, 80, 96, 128, 256)
 GROUPS = (1, 4, 7, 16)
 DTYPES = ("float16", "bfloat16", "float32")
 
+#: Names of instructions that multiply matrices.
+MATRIX = re.compile(r"HMMA|HGMMA|UTC\w*MMA")
+
 #: Shared memory that one block may use, in KiB (CUDA C++ Programming Guide, table
 #: "Technical Specifications per Compute Capability").
 SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227}
@@ -229,17 +232,20 @@ POINTERS = {
 }
 
 
-def build(variant: Variant) -> Report:
-    """Compile a variant, and read its machine code."""
+def compiled_launch(variant: Variant) -> tuple:
+    """The launch of a variant, and what Triton compiled it to."""
     import triton
     from triton.backends.compiler import GPUTarget
 
     (launch,) = launches(variant)
-    compiled = triton.compile(
-        source(launch),
-        target=GPUTarget("cuda", variant.target, 32),
-        options={"num_warps": launch.warps, "num_stages": launch.stages},
-    )
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    target = GPUTarget("cuda", variant.target, 32)
+    return launch, triton.compile(source(launch), target=target, options=options)
+
+
+def build(variant: Variant) -> Report:
+    """Compile a variant, and read its machine code."""
+    _, compiled = compiled_launch(variant)
     ptx = compiled.asm["ptx"]
     return Report(
         **read_cubin(compiled.asm["cubin"]),
@@ -249,19 +255,8 @@ def build(variant: Variant) -> Report:
 
 
 def read_cubin(cubin: bytes) -> dict[str, int]:
-    """Registers, spills and instructions in machine code, by the tools in Triton."""
-    import triton.backends.nvidia
-
-    tools = Path(triton.backends.nvidia.__file__).parent / "bin"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        said = subprocess.run(
-            [tools / "cuobjdump", "-res-usage", "-sass", file.name],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+    """Registers, spills and instructions in machine code."""
+    said = disassembled(cubin)
     usage = re.search(r"REG:(\d+) STACK:(\d+).*? LOCAL:(\d+)", said)
     codes = re.findall(
         r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]+)", said, re.M
@@ -269,9 +264,24 @@ def read_cubin(cubin: bytes) -> dict[str, int]:
     return {
         "registers": int(usage[1]),
         "spilled": int(usage[2]) + int(usage[3]),
-        "matrix": sum(re.match(r"HMMA|HGMMA|UTC\w*MMA", c) is not None for c in codes),
+        "matrix": sum(MATRIX.match(code) is not None for code in codes),
         "instructions": len(codes),
     }
+
+
+def disassembled(cubin: bytes) -> str:
+    """Resources and instructions of machine code, as `cuobjdump` prints them: Triton
+    brings it along."""
+    import triton.backends.nvidia
+
+    tool = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [tool, "-res-usage", "-sass", file.name]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True
+        ).stdout
 
 
 def main() -> None:
@@ -281,6 +291,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="make the list anew")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     given = parser.parse_args()
+    if given.jobs < 1:
+        parser.error("--jobs is at least 1")
     if given.write:
         lines = [
             "# target kernel scheme page_size dim group dtype: all pairs of choices",
@@ -311,16 +323,19 @@ def build_all(variants: list[Variant], jobs: int) -> Iterator[tuple[Variant, Rep
         known = kept["reports"] if kept["key"] == key else {}
     missing = [v for v in variants if str(v) not in known]
     spawn = get_context("spawn")
-    with ProcessPoolExecutor(jobs, spawn, initializer=_no_interpreter) as pool:
+    with ProcessPoolExecutor(jobs, spawn, initializer=no_interpreter) as pool:
         for variant, report in zip(missing, pool.map(build, missing), strict=True):
             known[str(variant)] = asdict(report)
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"key": key, "reports": known}, indent=0))
+    # Whole or not at all: another run may read it meanwhile.
+    partial = RESULTS.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps({"key": key, "reports": known}, indent=0))
+    partial.replace(RESULTS)
     for variant in variants:
         yield variant, Report(**known[str(variant)])
 
 
-def _no_interpreter() -> None:
+def no_interpreter() -> None:
     """In a new process, before it imports triton."""
     os.environ.pop("TRITON_INTERPRET", None)
 

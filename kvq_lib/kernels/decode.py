@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from ..quantize import Quantized
-from .common import is_finite, raise_flag
+from .common import is_finite, raise_flag, rounded
 from .launch import (
     FASTEST,
     LOG2_E,
@@ -50,6 +50,7 @@ def decode_kernel(
     flags,
     scale_log2,
     NONFINITE: tl.constexpr,
+    OVERFLOW: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
     HOT_K: tl.constexpr,
@@ -117,7 +118,7 @@ def decode_kernel(
 
     count = tl.load(counts + tl.num_programs(0) + sequence)
     table = hot_table[0] + sequence * hot_table[1]
-    parts, qsum = query_parts(
+    parts, _ = query_parts(
         q[0], q_rows, real_row, inverse, CHANNEL, K_PARTS, DIM // K_PARTS, K_PAD,
         HOT_DOT,
     )  # fmt: skip
@@ -142,7 +143,7 @@ def decode_kernel(
     )
     overflow = overflow & real_row
     if tl.max(overflow.to(tl.int32), 0) != 0:
-        tl.atomic_or(flags + tl.program_id(1), NONFINITE)
+        tl.atomic_or(flags + tl.program_id(1), OVERFLOW)
 
     heads = tl.num_programs(1) * GROUP
     d = tl.arange(0, V_PAD)
@@ -152,7 +153,7 @@ def decode_kernel(
         for i in tl.static_range(V_PARTS):
             value = (sums[i] * reach + shift[:, None]) / total[:, None]
             channel = (i * (DIM // V_PARTS) + d)[None, :]
-            value = value.to(out[0].dtype.element_ty)
+            value = rounded(value, out[0].dtype.element_ty)
             tl.store(place + channel * out[3], value, mask=mask)
     else:
         cell = (sequence * heads + head * GROUP + row) * SPLITS + split
@@ -194,7 +195,7 @@ def decode(
             [2, sequences], the cold and hot tokens to read. The numbers are read on
             the device: they may change between replays of a CUDA graph.
         flags: int32 [kv_heads]; gets the bit NONFINITE where q holds NaN or infinity,
-            or scores overflow.
+            OVERFLOW where scores overflow.
         scale: factor of the scores.
         tiling: shape of the work; default: what `tune` found, or `decode_tiling`.
         splits: programs that share the pages of one sequence and kv head, a power of

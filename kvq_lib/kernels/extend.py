@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from ..quantize import Quantized
-from .common import is_finite, raise_flag
+from .common import is_finite, raise_flag, rounded
 from .launch import (
     FASTEST,
     LOG2_E,
@@ -53,6 +53,7 @@ def extend_kernel(
     sinks,
     window,
     NONFINITE: tl.constexpr,
+    OVERFLOW: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
     HOT_K: tl.constexpr,
@@ -146,7 +147,7 @@ def extend_kernel(
     sinks_held = tl.minimum(sinks, (start_position + length - 1) // PAGE + 1)
     held = tl.maximum(sinks, start_position // PAGE - window)
     pages = sinks_read + tl.maximum(last_page + 1 - near, 0)
-    parts, qsum = query_parts(
+    parts, _ = query_parts(
         q[0], q_rows, real_row, inverse, CHANNEL, K_PARTS, DIM // K_PARTS, K_PAD,
         HOT_DOT,
     )  # fmt: skip
@@ -176,7 +177,7 @@ def extend_kernel(
     # and every query sees itself, so the sum is not zero.
     overflow = ((is_finite(total) == 0) | (total == 0)) & real_row
     if tl.max(overflow.to(tl.int32), 0) != 0:
-        tl.atomic_or(flags + tl.program_id(1), NONFINITE)
+        tl.atomic_or(flags + tl.program_id(1), OVERFLOW)
 
     d = tl.arange(0, V_PAD)
     mask = real_row[:, None] & (d < DIM // V_PARTS)[None, :]
@@ -184,7 +185,7 @@ def extend_kernel(
     for i in tl.static_range(V_PARTS):
         value = (sums[i] * reach + shift[:, None]) / total[:, None]
         channel = (i * (DIM // V_PARTS) + d)[None, :]
-        value = value.to(out[0].dtype.element_ty)
+        value = rounded(value, out[0].dtype.element_ty)
         tl.store(place + channel * out[3], value, mask=mask)
 
 
@@ -215,7 +216,7 @@ def extend(
             sequence's first query [sequences].
         law: sinks and window, in pages.
         flags: int32 [kv_heads]; gets the bit NONFINITE where q holds NaN or infinity,
-            or scores overflow.
+            OVERFLOW where scores overflow.
         scale: factor of the scores.
         tiling: shape of the work (`hot` is not used); default: what `tune` found, or
             `extend_tiling`.

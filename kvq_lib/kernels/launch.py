@@ -12,8 +12,9 @@ import triton.language as tl
 from ..errors import InvalidArgument, UnsupportedBackend
 from ..quantize import Quantized, Spec
 
-#: Bits of a flag: a value was NaN or infinite; a finite one did not fit its storage.
-NONFINITE, TOO_LARGE = 1, 2
+#: Bits of a flag: a value was NaN or infinite; a finite one did not fit its storage;
+#: scores overflowed.
+NONFINITE, TOO_LARGE, OVERFLOW = 1, 2, 4
 
 #: Triton's names of the dtypes that kernels take.
 DTYPES = {
@@ -177,6 +178,19 @@ def code_bits(cold: tuple[Quantized, Quantized] | None) -> int:
     return max(16 if fmt.kind == "float" else fmt.bits for fmt in formats)
 
 
+def require_page(page_size: int) -> None:
+    """Refuse pages that cannot be sealed.
+
+    Raises:
+        UnsupportedBackend: a page size that is no power of two.
+    """
+    if page_size & (page_size - 1):
+        raise UnsupportedBackend(
+            f"the Triton kernels seal pages of 1, 2, 4, 8, … tokens, got {page_size}; "
+            'backend="torch" takes any'
+        )
+
+
 def refuse_channel_values(spec: Spec | None) -> None:
     """Values are summed over tokens; a scale per channel would not come out of the sum.
 
@@ -207,6 +221,7 @@ def attention_arguments(q, hot, keys, values, tiling) -> dict[str, Any]:
         "cold_k": cold_k,
         "cold_v": cold_v,
         "NONFINITE": NONFINITE,
+        "OVERFLOW": OVERFLOW,
         "KEYS": key_side,
         "VALUES": value_side,
         "HOT_K": inner_k,
@@ -302,7 +317,7 @@ def extend_tiling(
         return Tiling(rows, cold=16, hot=16, warps=warps, stages=1, slice=slice_)
     if by_channel or padded(dim) > 128:
         return Tiling(max(32, triton.next_power_of_2(group)), cold=32, hot=32)
-    return Tiling(64, cold=32, hot=32)
+    return Tiling(max(64, triton.next_power_of_2(group)), cold=32, hot=32)
 
 
 def by_channel(cold: tuple[Quantized, Quantized] | None) -> bool:

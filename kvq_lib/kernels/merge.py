@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .common import rounded
 from .launch import Launch, padded
 
 
@@ -37,7 +38,7 @@ def merge_kernel(
     )
     value = tl.sum(sums * weight[:, None], 0) / tl.sum(total * weight, 0)
     place = out[0] + sequence * out[1] + head * out[2] + d * out[3]
-    tl.store(place, value.to(out[0].dtype.element_ty), mask=d < DIM)
+    tl.store(place, rounded(value, out[0].dtype.element_ty), mask=d < DIM)
 
 
 def merge(partial: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:

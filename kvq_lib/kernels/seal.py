@@ -6,7 +6,15 @@ import triton.language as tl
 
 from ..quantize import Quantized
 from .common import fp8_bits, half_ceil, half_floor, is_finite, raise_flag, round_even
-from .launch import TOO_LARGE, Launch, padded, parts_of, require, stored_codes
+from .launch import (
+    TOO_LARGE,
+    Launch,
+    padded,
+    parts_of,
+    require,
+    require_page,
+    stored_codes,
+)
 
 
 @triton.jit
@@ -161,11 +169,12 @@ def seal(
             float16. What is written to such a page means nothing.
 
     Raises:
-        UnsupportedBackend: a dtype or device that Triton does not run on.
+        UnsupportedBackend: a dtype or device that Triton does not run on, or a page
+            size that is no power of two.
 
-    Bytes (`budget.seal`): reads N·H·P·D·h (twice where a group spans parts of the
-    channels; the second time from cache), writes N·H·(codes + scales + zeros of a
-    page), for N pages of P tokens, H kv heads, dim D, h bytes an element.
+    Bytes (`budget.seal`): reads N·H·(P·D·h + 16) (scales per token or page: the page
+    twice, the second time from cache; 16 for the page ids), writes N·H·(codes + scales
+    + zeros of a page), for N pages of P tokens, H kv heads, dim D, h bytes an element.
     """
     for launch in prepare(hot, hot_pages, cold, cold_pages, flags):
         launch.run()
@@ -175,6 +184,7 @@ def prepare(hot, hot_pages, cold, cold_pages, flags) -> list[Launch]:
     """The launches of `seal`."""
     kv_heads, _, page_size, dim = hot.shape
     require(hot.device, hot.dtype)
+    require_page(page_size)
     spec, codes, parts = cold.spec, stored_codes(cold), parts_of(cold)
     width = padded(dim // parts)
     return [
@@ -184,10 +194,8 @@ def prepare(hot, hot_pages, cold, cold_pages, flags) -> list[Launch]:
             {
                 "hot": (hot, *hot.stride()),
                 "codes": (codes, *codes.stride()),
-                "scale": None
-                if cold.scale is None
-                else (cold.scale, *cold.scale.stride()),
-                "zero": None if cold.zero is None else (cold.zero, *cold.zero.stride()),
+                "scale": placed(cold.scale),
+                "zero": placed(cold.zero),
                 "hot_pages": hot_pages,
                 "cold_pages": cold_pages,
                 "flags": flags,

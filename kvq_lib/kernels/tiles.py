@@ -16,6 +16,11 @@ row of q is divided by a power of two (`query_factor`), codes that meet a scale 
 divided by `BOUND`, and probabilities times scales are divided by `reach`, the largest
 scale so far.
 
+The last one has a limit. A value's scale counts towards `reach` whatever its
+probability, and a tile is read whole: a value some 10^5 times as large as the others
+costs their last bits in float16, even where its probability is zero or the law hides
+it. At 10^6 nothing of them may be left. Float32 models do not have this limit.
+
 Names of arguments: `q` and `sums` are tuples with one tile for each part of the
 channels. A pool is (pointer, head stride, page stride); strides inside a page are
 constants, so that the compiler can prove alignment where a row is not a multiple of 16
