@@ -134,8 +134,25 @@ def test_another_page_size_or_format_has_tiles_of_its_own():
     assert len({key, *others}) == 6
 
 
-@pytest.mark.skipif(DEVICE != "cuda", reason="CUDA graphs need a CUDA device")
-def test_a_captured_decode_step_follows_changed_tables_and_lengths():
+def captured(step, monkeypatch):
+    """The output of a step, and a function that repeats its launches on the very same
+    tensors: a CUDA graph on a GPU, and elsewhere the launches one by one."""
+    step()  # compiles, which a capture must not
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = step()
+        return out, graph.replay
+    launches, run = [], launch.Launch.run
+    with monkeypatch.context() as patch:
+        patch.setattr(launch.Launch, "run", lambda self: launches.append(self))
+        out = step()
+    assert len(launches) >= 2
+    return out, lambda: [run(one) for one in launches]
+
+
+def test_a_captured_decode_step_follows_changed_tables_and_lengths(monkeypatch):
     long = small_case([1, 1])
     short = dataclasses.replace(long, ends=[49, 18])
     tables, flags = long.tables, new_flags(1)
@@ -150,16 +167,42 @@ def test_a_captured_decode_step_follows_changed_tables_and_lengths():
             tables, flags, SCALE,
         )  # fmt: skip
 
-    step()  # compiles, which a capture must not
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = step()
+    out, replay = captured(step, monkeypatch)
     for case in (long, short):
         # Tables of another width: what is left of the old rows is not read.
         for held, new in zip(tables.decode, case.tables.decode, strict=True):
             held[..., : new.shape[-1]].copy_(new)
-        graph.replay()
+        out.fill_(torch.nan)
+        replay()
         assert torch.equal(out, step())
         expected, allowed = case.oracle()
         assert excess(out, expected, allowed) <= 1
+
+
+@pytest.mark.parametrize("lengths", [[1, 1], [20, 3]], ids=["decode", "extend"])
+@pytest.mark.parametrize("name", list(kvq.SCHEMES))
+def test_no_layer_of_a_step_waits_for_the_device(name, lengths, monkeypatch):
+    # Tensors without storage: whoever reads a number of them on the host fails.
+    scheme, meta = kvq.scheme(name), torch.device("meta")
+    ran = []
+    monkeypatch.setattr(launch.Launch, "run", lambda self: ran.append(self.kernel))
+    hot = tuple(
+        torch.empty(2, 8, 16, 64, dtype=torch.float16, device=meta) for _ in range(2)
+    )
+    specs = [spec for spec in (scheme.keys, scheme.values) if spec]
+    cold = tuple(empty(spec, (2, 8), 16, 64, meta) for spec in specs) or None
+    q = torch.empty(sum(lengths), 4, 64, dtype=torch.float16, device=meta)
+    k = torch.empty(sum(lengths), 2, 64, dtype=torch.float16, device=meta)
+    ids = torch.empty(sum(lengths), dtype=torch.int64, device=meta)
+    full = ids[: 1 if cold else 0]
+    ends = [40, 33]
+    pages, law = [[0, 1, 2], [3, 4, 5]], scheme.law(16)
+    starts = [end - n for end, n in zip(ends, lengths, strict=True)]
+    tables = backend.plan(law, pages, pages, starts, lengths, meta)
+    flags = backend.new_flags(1, 2, meta)[0]
+    out = backend.attend(
+        q, k, k, hot, cold, ids, ids, (full, full), tables, flags, SCALE
+    )
+    assert out.shape == q.shape and len(ran) >= 2
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        ids[0].item()
