@@ -3,12 +3,14 @@ measure them.
 
     import kvq_lib as kvq
 
-The modules build on each other in this order: errors, checks, formats, quantize,
-schemes, memory, pages, kernels, cache, attention, weights, model. Read
-them in that order, too.
+The modules build on each other in this order: errors, checks, formats, specs, storage,
+quantize, turns, schemes, memory, pages, kernels, cache, attention, weights, model,
+calibrate, allocate, fit, search. Read them in that order, too.
 """
 
+from .allocate import allocate
 from .cache import Batch, CacheStats, PagedKVCache
+from .calibrate import Calibration, calibrate
 from .errors import (
     InvalidArgument,
     KVQError,
@@ -23,8 +25,12 @@ from .errors import (
     ValueOutOfRange,
     WindowTooShort,
 )
+from .fit import fit
 from .formats import FORMATS, Format
 from .memory import KVShape, kv_bytes, max_batch
 from .model import Completion, generate, load_model, logits, perplexity
-from .quantize import Quantized, Spec, quantize
+from .quantize import quantize
 from .schemes import SCHEMES, Scheme, scheme
+from .search import Point, search
+from .specs import AIDS, Mixed, Spec
+from .storage import Quantized

@@ -6,7 +6,7 @@ its position alone. Pages that lie side by side are read in place.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import torch
@@ -16,9 +16,11 @@ from .checks import float_dtype, real, reason, step_tensors, usable_device, whol
 from .errors import InvalidArgument, NonFiniteValue, StepError, ValueOutOfRange
 from .memory import KVShape
 from .pages import Pages, Step
-from .quantize import empty
 from .schemes import Scheme
 from .schemes import scheme as find_scheme
+from .specs import Spec
+from .storage import empty
+from .turns import Found, turns_of
 
 
 @dataclass(eq=False)
@@ -117,14 +119,15 @@ class PagedKVCache:
         self.page_size = page_size = whole("page_size", page_size, at_least=1)
         self.device = usable_device("cpu" if device is None else device)
         self.dtype = float_dtype("dtype", dtype)
-        specs = [s for s in (self.scheme.keys, self.scheme.values) if s is not None]
-        self._kernels = kernels.choose(backend, self.device, dtype, specs)
+        self.scheme.require_fit()
+        self.scheme.require_shape(*astuple(shape))
+        self._kernels = kernels.choose(backend, self.device, dtype, self._specs())
         self.backend = self._kernels.NAME
         cold_pages = num_pages if self.scheme.seals else 0
         try:
             # A cache made in inference mode must serve outside of it, too.
             with torch.inference_mode(False):
-                self._allocate(specs, num_hot_pages, cold_pages)
+                self._allocate(num_hot_pages, cold_pages)
         except (RuntimeError, MemoryError) as error:
             raise InvalidArgument(
                 f"{num_hot_pages} hot and {cold_pages} cold pages of {page_size} "
@@ -132,20 +135,45 @@ class PagedKVCache:
             ) from None
         self._pages = Pages(self.scheme.law(page_size), num_hot_pages, cold_pages)
 
-    def _allocate(self, specs, hot_pages: int, cold_pages: int) -> None:
-        """Make the pools, and one view of them per layer: indexing is not free on the
+    def _specs(self) -> list[tuple[Spec, ...]]:
+        """How keys, and how values, are stored: every spec that occurs."""
+        if not self.scheme.seals:
+            return []
+        pairs = self.scheme.layers or (self.scheme.sides(0),)
+        dim = self.shape.head_dim
+        return [
+            tuple({spec for pair in pairs for spec, _ in pair[side].runs(dim)})
+            for side in range(2)
+        ]
+
+    def _allocate(self, hot_pages: int, cold_pages: int) -> None:
+        """Make the pools: hot pages of all layers together, cold ones layer by layer,
+        for layers may differ. One view of each per layer: indexing is not free on the
         path of a token."""
-        shape, layers = self.shape, range(self.shape.num_layers)
-        lead, page = (len(layers), shape.num_kv_heads), (self.page_size, shape.head_dim)
+        layers, kv_heads = self.shape.num_layers, self.shape.num_kv_heads
+        page = (self.page_size, self.shape.head_dim)
         options = {"dtype": self.dtype, "device": self.device}
-        hot = [torch.zeros(*lead, hot_pages, *page, **options) for _ in range(2)]
-        cold = [empty(spec, (*lead, cold_pages), *page, self.device) for spec in specs]
-        self._tensors = hot + [t for pool in cold for t in pool.tensors]
-        self._hot_tensors = hot
-        self._hot = [tuple(pool[i] for pool in hot) for i in layers]
-        self._cold = [
-            tuple(pool.map(lambda t, i=i: t[i]) for pool in cold) or None
-            for i in layers
+        self._hot_tensors = [
+            torch.zeros(layers, kv_heads, hot_pages, *page, **options) for _ in range(2)
+        ]
+        self._hot = [
+            tuple(pool[i] for pool in self._hot_tensors) for i in range(layers)
+        ]
+        sides = [self.scheme.sides(i) for i in range(layers)]
+        found = self.scheme.fit or ((Found(), Found()),) * layers
+        self._cold = [None] * layers
+        if self.scheme.seals:
+            lead = (kv_heads, cold_pages)
+            self._cold = [
+                tuple(
+                    empty(side, lead, *page, self.device, what.aids)
+                    for side, what in zip(pair, both, strict=True)
+                )
+                for pair, both in zip(sides, found, strict=True)
+            ]
+        self._turns = [
+            turns_of(*pair, self.shape.head_dim, self.device, both)
+            for pair, both in zip(sides, found, strict=True)
         ]
 
     # -- sequences -------------------------------------------------------------------
@@ -281,6 +309,7 @@ class PagedKVCache:
                 v,
                 self._hot[layer],
                 self._cold[layer],
+                self._turns[layer],
                 batch.pages,
                 batch.slots,
                 batch.sealing,
@@ -333,15 +362,15 @@ class PagedKVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of the pools, used or not."""
-        return sum(t.numel() * t.element_size() for t in self._tensors)
+        return sum(map(_nbytes, (*self._hot_tensors, *self._cold_tensors)))
 
     @property
     def bits_per_element(self) -> float:
         """Bits stored for each cold number, from the tensors; hot for native."""
-        tensors = self._tensors[2:] or self._hot_tensors
-        pages = tensors[0].shape[2]
+        pages = self._pages.cold.count or self._pages.hot.count
         elements = self.shape.elements_per_token * self.page_size * pages
-        return 8 * sum(t.numel() * t.element_size() for t in tensors) / elements
+        tensors = self._cold_tensors or self._hot_tensors
+        return 8 * sum(map(_nbytes, tensors)) / elements
 
     @property
     def effective_bits(self) -> float:
@@ -358,11 +387,29 @@ class PagedKVCache:
         cold = sum(page.cold is not None for page in live)
         entries = sum(len(seq.pages) for seq in self._pages.sequences.values())
         nbytes = (
-            hot * self._page_nbytes(self._hot_tensors)
-            + cold * self._page_nbytes(self._tensors[2:])
+            hot * sum(map(_nbytes, self._hot_tensors)) // self._pages.hot.count
+            + cold
+            * sum(map(_nbytes, self._cold_tensors))
+            // max(1, self._pages.cold.count)
             + entries * 8  # a hot and a cold page id, int32 each
         )
         return 8 * nbytes / (tokens * self.shape.elements_per_token)
+
+    @property
+    def clipped(self) -> torch.Tensor:
+        """How many numbers were beyond the largest code when they were sealed, since
+        the cache was made, aborted steps included: int64 [layers, 2, kv_heads], keys
+        and values. Zero wherever scales follow the data.
+        """
+        counts = torch.zeros(
+            self.shape.num_layers, 2, self.shape.num_kv_heads, dtype=torch.int64
+        )
+        for layer, pair in enumerate(self._cold):
+            for side, pool in enumerate(pair or ()):
+                for part in pool.parts:
+                    if part.clipped is not None:
+                        counts[layer, side] += part.clipped.cpu()
+        return counts
 
     def stats(self) -> CacheStats:
         """Pages in use, shared, kept and free; see `CacheStats`."""
@@ -388,9 +435,11 @@ class PagedKVCache:
     def _ints(self, values) -> torch.Tensor:
         return torch.tensor(list(values), dtype=torch.int64, device=self.device)
 
-    def _page_nbytes(self, tensors) -> int:
-        """Bytes of one page over all layers and heads."""
-        return sum(t[:, :, :1].numel() * t.element_size() for t in tensors)
+    @property
+    def _cold_tensors(self) -> list[torch.Tensor]:
+        """The tensors of the cold pools, [kv_heads, pages, …], layer by layer."""
+        layers = (pool for pair in self._cold for pool in pair or ())
+        return [t for pool in layers for t in pool.tensors]
 
     def _check_step(self, batch: Batch) -> None:
         if not isinstance(batch, Batch):
@@ -407,3 +456,7 @@ class PagedKVCache:
         if layer in batch.attended:
             raise StepError(f"layer {layer} has already been attended in this step")
         return layer
+
+
+def _nbytes(t: torch.Tensor) -> int:
+    return t.numel() * t.element_size()

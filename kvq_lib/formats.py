@@ -3,7 +3,7 @@
 A *code* is what a cache stores for one number. Integer codes of b bits run from 0 to
 2^b - 1 when asymmetric. Symmetric ones mean -(2^(b-1) - 1) to 2^(b-1) - 1 and are
 stored with an offset of 2^(b-1), so that every stored code is an unsigned integer.
-FP8 (e4m3) and float16 codes are the bits of the number itself.
+FP4 (e2m1), FP8 (e4m3) and float16 codes are the bits of the number itself.
 """
 
 from dataclasses import dataclass
@@ -48,13 +48,17 @@ class Format:
         return dim * self.bits // 8
 
 
+#: The largest numbers of e2m1 and e4m3.
+FP4_LARGEST, FP8_LARGEST = 6.0, 448.0
+
 FORMATS = {
     f.name: f
     for f in (
         Format("int2", 2, "int"),
         Format("int4", 4, "int"),
         Format("int8", 8, "int"),
-        Format("fp8", 8, "float", largest=448.0),
+        Format("fp4", 4, "float", largest=FP4_LARGEST),
+        Format("fp8", 8, "float", largest=FP8_LARGEST),
         Format("fp16", 16, "float", largest=65504.0),
     )
 }
@@ -114,7 +118,7 @@ def encode_fp8(x: torch.Tensor) -> torch.Tensor:
     Values beyond ±448 become ±448: casts of other formats overflow to infinity, so
     the clamp is explicit.
     """
-    return x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
+    return x.clamp(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def decode_fp8(codes: torch.Tensor) -> torch.Tensor:
@@ -126,6 +130,40 @@ def decode_fp8(codes: torch.Tensor) -> torch.Tensor:
     wide = codes.to(torch.int16)
     half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
     return half.view(torch.float16).float() * 256.0
+
+
+def fp8_ceil(x: torch.Tensor) -> torch.Tensor:
+    """The smallest positive e4m3 number that is at least x, 0 ≤ x ≤ 448; its bits."""
+    codes = encode_fp8(x)
+    codes += decode_fp8(codes).to(x.dtype) < x  # bits of positive numbers are in order
+    return codes.clamp_min(1)
+
+
+def encode_fp4(x: torch.Tensor) -> torch.Tensor:
+    """Round to e2m1 (sign, 2 exponent bits, 1 mantissa bit); returns its bits, uint8,
+    in the low nibble.
+
+    Its numbers are 0, 0.5, 1, 1.5, 2, 3, 4 and 6. Ties go to even codes, what is beyond
+    ±6 to ±6.
+    """
+    size = x.abs().clamp(max=FP4_LARGEST)
+    # The step is 0.5 below 2, 1 below 4 and 2 from there on. Codes count steps.
+    small = (size * 2).round()
+    middle = size.round() + 2
+    large = (size * 0.5).round() + 4
+    code = torch.where(size < 2, small, torch.where(size < 4, middle, large))
+    return code.to(torch.uint8) | (torch.signbit(x).to(torch.uint8) << 3)
+
+
+def decode_fp4(codes: torch.Tensor) -> torch.Tensor:
+    """Bits of e2m1 numbers, uint8 0 to 15, to float32.
+
+    Shifted into a float16, whose exponent has three bits more and a bias larger by 14,
+    and multiplied by 2^14.
+    """
+    wide = codes.to(torch.int16)
+    half = ((wide & 0x8) << 12) | ((wide & 0x7) << 9)
+    return half.view(torch.float16).float() * 16384.0
 
 
 def half_ceil(x: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """How many bytes a cache takes, and how many sequences fit: the two formulas."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from fractions import Fraction
 
 import torch
@@ -111,7 +111,8 @@ def kv_bytes(
     Raises:
         InvalidArgument: a number that is not whole or is negative, a shape that is no
             KVShape, a dtype that hot pages cannot have.
-        UnsupportedScheme: an unknown scheme.
+        UnsupportedScheme: an unknown scheme, one with mixed widths that are not yet
+            allocated, or one that is made for another number of layers.
     """
     recipe = find_scheme(scheme)
     if not isinstance(shape, KVShape):
@@ -121,10 +122,16 @@ def kv_bytes(
     page_size = whole("page_size", page_size, at_least=1)
     law = recipe.law(page_size)
     hot_page = 2 * page_size * shape.head_dim * float_dtype("dtype", dtype).itemsize
-    cold_page = recipe.page_nbytes(page_size, shape.head_dim)
-    kept_hot = sum(map(len, law.kept_hot(seq_len)))
+    recipe.require_shape(*astuple(shape))
+    cold_pages = [
+        recipe.page_nbytes(page_size, shape.head_dim, layer)
+        for layer in range(len(recipe.layers) or 1)
+    ]
+    # Layers that do not differ are counted, not listed: there may be any number.
+    cold_page = sum(cold_pages) * (1 if recipe.layers else shape.num_layers)
+    kept_hot = shape.num_layers * sum(map(len, law.kept_hot(seq_len)))
     per_head = kept_hot * hot_page + len(law.sealed(seq_len)) * cold_page
-    return batch * shape.num_layers * shape.num_kv_heads * per_head
+    return batch * shape.num_kv_heads * per_head
 
 
 def max_batch(

@@ -124,7 +124,7 @@ def perplexity(
             "input_ids must be [windows ≥ 1, tokens ≥ 2], got shape "
             f"{list(input_ids.shape)}"
         )
-    rows = [_token_ids(model, window) for window in input_ids]
+    rows = [check_window(model, window) for window in input_ids]
     recipe = find_scheme(scheme)
     windows, tokens = input_ids.shape
     # The query at position tokens - 2 is the last one whose prediction is scored.
@@ -171,7 +171,7 @@ def logits(
     Raises:
         InvalidArgument, UnsupportedModel: as in `perplexity`.
     """
-    window = _token_ids(model, tokens)
+    window = check_window(model, tokens)
     recipe = find_scheme(scheme)
     parts = _teacher_forced(model, window, recipe, page_size, chunk)
     return torch.cat([rows for _, rows in parts])
@@ -218,7 +218,7 @@ def generate(
         raise InvalidArgument(f"{type(tokenizer).__name__} is no tokenizer")
     seed = whole("seed", seed, at_least=0)
     rows = [
-        _token_ids(model, tokenizer(p).input_ids if isinstance(p, str) else p)
+        check_window(model, tokenizer(p).input_ids if isinstance(p, str) else p)
         for p in prompts
     ]
     if not rows:
@@ -275,8 +275,13 @@ def _teacher_forced(
         yield start, rows
 
 
-def _token_ids(model, tokens) -> list[int]:
-    """One row of token ids as plain integers, each in the model's vocabulary."""
+def check_window(model, tokens) -> list[int]:
+    """One row of token ids as plain integers, each in the model's vocabulary.
+
+    Raises:
+        UnsupportedModel: no language model of transformers.
+        InvalidArgument: no row of whole numbers, an empty one, or an unknown token.
+    """
     if not hasattr(model, "can_generate") or not model.can_generate():
         raise UnsupportedModel(
             f"{type(model).__name__} is no language model of transformers: load one "

@@ -1,9 +1,10 @@
 """What several test files share: an oracle for the law, and a driver for caches.
 
 The oracle is written from the law's sentence, in float64 and without page tables. It
-borrows only `kvq.quantize`, whose own tests hold it to exact arithmetic.
+borrows only `quantize_as`, whose own tests hold it to exact arithmetic.
 """
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from pydoc_data.topics import topics
@@ -12,9 +13,95 @@ import torch
 
 import kvq_lib as kvq
 from kvq_lib.attention import forward, on_cache
+from kvq_lib.quantize import quantize_as
 
-SCHEMES = list(kvq.SCHEMES)
-SEALING = [name for name in SCHEMES if kvq.SCHEMES[name].seals]
+_INT4 = {"format": "int4", "symmetric": False}
+_EVERY = ("center", "smooth", "rotate", "clip", "feedback")
+
+#: Recipes beyond the named ones: every aid, alone among channels and tokens.
+MORE = {
+    "every-aid": kvq.Scheme(
+        "every-aid",
+        kvq.Spec(granularity="token", aids=_EVERY, **_INT4),
+        kvq.Spec("int8", "page", aids=("center", "clip")),
+    ),
+    "mixed-aids": kvq.Scheme(
+        "mixed-aids",
+        kvq.Mixed(7.0, aids=("smooth", "clip", "feedback")),
+        kvq.Spec("fp4", "block", aids=("center", "rotate", "feedback")),
+    ),
+    "by-layer": kvq.Scheme(
+        "by-layer",
+        *[kvq.Spec("fp16")] * 2,
+        layers=(
+            (kvq.Spec("int2", "channel", False, ("feedback",)), kvq.Spec("fp16")),
+            (kvq.Mixed(8.0), kvq.Spec("int8", "static", aids=("rotate",))),
+        ),
+    ),
+}
+
+SCHEMES = [*kvq.SCHEMES, *MORE]
+SEALING = [name for name in SCHEMES if name != "native"]
+#: What is stored in the model's own coordinates.
+UNTURNED = [
+    name
+    for name in SCHEMES
+    if name
+    not in (
+        *MORE,
+        "int4-rotated",
+        "mixed",
+        "int2-feedback",
+    )
+]
+
+
+@functools.cache
+def random_calibration(shape: kvq.KVShape, tokens: int = 128) -> kvq.Calibration:
+    """A calibration of random numbers: every layer, head and channel differs."""
+    draw = torch.Generator().manual_seed(17)
+    lead = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
+
+    def normal(*more):
+        return torch.randn(*lead[:2], *more, generator=draw)
+
+    def matrix():
+        x = normal(lead[-1], 2 * lead[-1])
+        return x @ x.mT / lead[-1]
+
+    found = {}
+    for side in ("key", "value"):
+        bias = 3 * normal(1, lead[-1])
+        x = (normal(tokens, lead[-1]) + bias).half()
+        found |= {f"{side}s": x, f"{side}_mean": bias.squeeze(2)}
+        found |= {f"{side}_low": x.amin(2).float(), f"{side}_high": x.amax(2).float()}
+        found |= {f"{side}_square": x.float().square().mean(2)}
+        found |= {f"{side}_cost": matrix()}
+    found |= {"query_moment": matrix(), "output_gram": matrix()}
+    return kvq.Calibration(**found, model="random", text="none", tokens=tokens)
+
+
+def recipe(
+    name: "str | kvq.Scheme",
+    shape: kvq.KVShape,
+    page_size: int = 16,
+    calibration: kvq.Calibration | None = None,
+    **changes,
+) -> kvq.Scheme:
+    """A scheme by name, made for `shape` where it must be; without a calibration from
+    random numbers."""
+    scheme = kvq.scheme(MORE.get(name, name), **changes)
+    if scheme.layers and len(scheme.layers) != shape.num_layers:
+        layers = (scheme.layers * shape.num_layers)[: shape.num_layers]
+        scheme = dataclasses.replace(scheme, layers=layers)
+    return kvq.fit(scheme, calibration or random_calibration(shape), page_size)
+
+
+def fits(name: str, head_dim: int) -> bool:
+    """Whether a scheme can store heads of this size: blocks have 16 channels."""
+    blocks = name in ("nvfp4", "mixed", "mixed-aids", "by-layer")
+    return not blocks or head_dim % 16 == 0
+
 
 #: (recent, sinks), in tokens: none, each alone, both, and both not whole pages.
 WINDOWS = [(0, 0), (32, 0), (0, 16), (32, 16), (9, 3)]
@@ -65,7 +152,7 @@ def stream(
 
 
 def law_attention(
-    q, k, v, scheme: kvq.Scheme, page_size: int, hot_dtype=torch.float64
+    q, k, v, scheme: kvq.Scheme, page_size: int, hot_dtype=torch.float64, layer=0
 ) -> torch.Tensor:
     """What a sequence's queries must get, for one layer.
 
@@ -91,37 +178,82 @@ def law_attention(
     hot |= query_page - key_page <= recent
     hot |= key_page < sinks
     visible = position[None] <= position[:, None]
+    specs = scheme.sides(layer)
+    found = scheme.fit[layer] if scheme.fit else (None, None)
 
+    # Turned as the definitions say, by matrices, and back again at once: attention
+    # then needs to know nothing of it.
+    sides = []
+    for x, spec, what in zip((k, v), specs, found, strict=True):
+        away, back, center = coordinates(spec, what, x.shape[1:])
+        stored = torch.einsum("thd,hde->the", x.double() - center, away).to(hot_dtype)
+        cold = cold_form(stored, spec, page_size, what)
+        sides.append(
+            [torch.einsum("thd,hde->the", y.double(), back) for y in (stored, cold)]
+        )
+        if len(sides) == 2:  # values get back what they lost; keys need not
+            sides[1] = [y + center for y in sides[1]]
     out = torch.empty(tokens, heads, dim, dtype=torch.float64)
     for head in range(heads):
         group = head * k.shape[1] // heads
-        k_hot, v_hot = (x[:, group].to(hot_dtype) for x in (k, v))
-        k_cold = cold_form(k_hot, scheme.keys, page_size)
-        v_cold = cold_form(v_hot, scheme.values, page_size)
-        k_hot, v_hot, query = k_hot.double(), v_hot.double(), q[:, head].double()
+        (k_hot, k_cold), (v_hot, v_cold) = ([y[:, group] for y in x] for x in sides)
+        query = q[:, head].double()
         scores = torch.where(hot, query @ k_hot.T, query @ k_cold.T) / dim**0.5
         weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
         out[:, head] = (weights * hot) @ v_hot + (weights * ~hot) @ v_cold
     return out
 
 
-def cold_form(x: torch.Tensor, spec, page_size: int) -> torch.Tensor:
-    """x [tokens, dim] of one head with every full page quantized by itself, float64."""
+def coordinates(spec, found, shape) -> tuple[torch.Tensor, ...]:
+    """Matrices into the coordinates of a side and out of them, float64 [kv_heads, dim,
+    dim], and the center, [kv_heads, dim]."""
+    kv_heads, dim = shape
+    away = torch.eye(dim, dtype=torch.float64).expand(kv_heads, dim, dim)
+    center = torch.zeros(kv_heads, dim, dtype=torch.float64)
+    aids = getattr(spec, "aids", ())
+    if "center" in aids:
+        center = found.center.double()
+    if "smooth" in aids:
+        away = away / found.factor.double().unsqueeze(1)
+    if "rotate" in aids:
+        away = away @ dense_hadamard(dim)
+    if isinstance(spec, kvq.Mixed):
+        away = torch.stack([m[:, o] for m, o in zip(away, found.order, strict=True)])
+    return away, torch.linalg.inv(away), center
+
+
+def dense_hadamard(dim: int) -> torch.Tensor:
+    """The block-diagonal Hadamard matrix over its root, by its definition: (-1) to the
+    number of ones that row and column have in common, in binary."""
+    block = 1
+    while dim % (2 * block) == 0:
+        block *= 2
+    one = [[(-1) ** (i & j).bit_count() for j in range(block)] for i in range(block)]
+    one = torch.tensor(one, dtype=torch.float64) / block**0.5
+    return torch.block_diag(*[one] * (dim // block))
+
+
+def cold_form(x: torch.Tensor, spec, page_size: int, found=None) -> torch.Tensor:
+    """x [tokens, kv_heads, dim] with every full page quantized by itself, float64."""
     cold = x.double().clone()
     if spec is None:
         return cold
+    aids = found.aids if found else ()
     for start in range(0, len(x) - page_size + 1, page_size):
-        page = x[start : start + page_size]
-        stored = kvq.quantize(page, spec.format, spec.granularity, spec.symmetric)
-        cold[start : start + page_size] = stored.dequantize(torch.float64)
+        page = x[start : start + page_size].transpose(0, 1).unsqueeze(1)
+        stored = quantize_as(page, spec, aids).dequantize(torch.float64)
+        cold[start : start + page_size] = stored.squeeze(1).transpose(0, 1)
     return cold
 
 
 def expected(s: Stream, scheme, page_size: int, hot_dtype=torch.float64):
     """The oracle's output for every layer of a stream: [layers, tokens, heads, dim]."""
-    layers = zip(s.q, s.k, s.v, strict=True)
+    layers = enumerate(zip(s.q, s.k, s.v, strict=True))
     return torch.stack(
-        [law_attention(q, k, v, scheme, page_size, hot_dtype) for q, k, v in layers]
+        [
+            law_attention(q, k, v, scheme, page_size, hot_dtype, layer)
+            for layer, (q, k, v) in layers
+        ]
     )
 
 
@@ -191,12 +323,13 @@ def scatter_free_pages(cache, s: Stream) -> None:
 
 def hot_pools(cache) -> list[torch.Tensor]:
     """Hot keys and values, [layers, kv_heads, pages, page_size, dim]."""
-    return cache._tensors[:2]
+    return cache._hot_tensors
 
 
 def cold_pools(cache) -> list[torch.Tensor]:
-    """Codes, scales and zero points of the cold pages; the third dim counts pages."""
-    return cache._tensors[2:]
+    """Codes, scales and zero points of the cold pages, layer by layer; the second dim
+    counts pages."""
+    return cache._cold_tensors
 
 
 def table(cache, seq):
@@ -206,7 +339,7 @@ def table(cache, seq):
 
 def cold_bytes(cache, page) -> list[torch.Tensor]:
     """A copy of everything that the cold pools hold for a page."""
-    return [pool[:, :, page.cold].clone() for pool in cold_pools(cache)]
+    return [pool[:, page.cold].clone() for pool in cold_pools(cache)]
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -271,7 +404,7 @@ def assert_unchanged_but_free_cold(cache, before):
     assert frozen(cache)[:2] == before[:2]
     held = [p.cold for p in cache._pages.live() if p.cold is not None]
     for a, b in zip(cold_pools(cache), before[2], strict=False):
-        assert same_bits(a[:, :, held], b[:, :, held])
+        assert same_bits(a[:, held], b[:, held])
 
 
 def poison(cache) -> None:
@@ -286,7 +419,7 @@ def poison(cache) -> None:
             pool[:, :, page, tokens:] = float("nan")
     for pool in cold_pools(cache):
         garbage = float("nan") if pool.is_floating_point() else 0xFF
-        pool[:, :, pages.cold.free] = garbage
+        pool[:, pages.cold.free] = garbage
 
 
 # -- models --------------------------------------------------------------------------
@@ -303,6 +436,12 @@ def real_text() -> list[int]:
     """Tokens of the standard library's own documentation."""
     text = "\n".join(topics[name] for name in sorted(topics))
     return real_model()[1](text[:40_000]).input_ids
+
+
+@functools.cache
+def real_calibration() -> kvq.Calibration:
+    """The packaged model's, on a text that no test measures on."""
+    return kvq.calibrate(real_model()[0], torch.tensor([real_text()[5000:5512]]))
 
 
 def tiny_model(kind: str = "Llama", dtype=torch.float64, **options):

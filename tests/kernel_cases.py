@@ -5,7 +5,7 @@ triton is imported: import this module first.
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -15,10 +15,13 @@ if DEVICE == "cpu":
 
 from hypothesis import HealthCheck, Phase, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from kernel_bounds import oracle  # noqa: E402
 
 import kvq_lib as kvq  # noqa: E402
 from kvq_lib.kernels import backend, launch, reference  # noqa: E402
-from kvq_lib.quantize import Quantized, empty, quantize_as  # noqa: E402
+from kvq_lib.quantize import quantize_as  # noqa: E402
+from kvq_lib.storage import Aid, Quantized, Runs, empty  # noqa: E402
+from kvq_lib.turns import Found  # noqa: E402
 
 assert DEVICE == "cuda" or launch.interpreted(), (
     "triton was imported before TRITON_INTERPRET was set"
@@ -28,9 +31,6 @@ assert DEVICE == "cuda" or launch.interpreted(), (
 SCALE = 0.125
 
 DTYPES = (torch.float32, torch.float16)
-
-#: Unit roundoff: the largest relative error of rounding to nearest.
-UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11}
 
 #: Each kernel's randomized test runs this often for each dtype.
 CASES = 150
@@ -68,7 +68,7 @@ class Case:
     ends: list[int]
     lengths: list[int]
     hot: tuple[torch.Tensor, torch.Tensor] = field(repr=False)
-    cold: tuple[Quantized, Quantized] | None = field(repr=False)
+    cold: "tuple[Quantized | Runs, Quantized] | None" = field(repr=False)
     hot_ids: list[list[int | None]]
     cold_ids: list[list[int | None]]
     q: torch.Tensor = field(repr=False)
@@ -138,13 +138,12 @@ def strided(draw, shape, dtype, fill) -> torch.Tensor:
     return whole[..., : shape[-1] * step : step]
 
 
-def poisoned(draw, spec, lead, page_size, dim) -> Quantized:
+def poisoned(draw, side, lead, page_size, dim, aids=()) -> "Quantized | Runs":
     """A pool of cold pages whose every byte is 255: NaN in codes and scales."""
-    plain = empty(spec, lead, page_size, dim)
 
-    def poison(t):
+    def poison(run, t):
         # float16 codes are read as float16, so their bytes must lie in pairs.
-        if spec.format == "fp16":
+        if run.spec.format == "fp16":
             x = torch.full(
                 (*t.shape[:-1], t.shape[-1] + 2 * draw(st.integers(0, 1))),
                 255,
@@ -154,26 +153,69 @@ def poisoned(draw, spec, lead, page_size, dim) -> Quantized:
             return x[..., : t.shape[-1]]
         return strided(draw, t.shape, t.dtype, 255 if t.dtype == torch.uint8 else NAN)
 
-    return plain.map(poison)
+    plain, runs = empty(side, lead, page_size, dim, DEVICE, aids), []
+    for run in plain.parts:
+        bad = run.map(lambda t, run=run: poison(run, t))
+        # A static scale is not the pages': it is there before they are.
+        static = run.spec.granularity == "static"
+        runs.append(replace(bad, scale=run.scale) if static else bad)
+    return Runs(tuple(runs), side) if isinstance(plain, Runs) else runs[0]
 
 
 NAN = float("nan")
-SCHEMES = [*kvq.SCHEMES, "page-int4", "channel-int8", "channel-fp8"]
 
-#: Recipes beyond the named ones, so that every way of reading is covered.
+#: Named recipes that need no calibration.
+FREE = [name for name, recipe in kvq.SCHEMES.items() if not recipe.calibrated]
+
+#: Recipes beyond those, so that every way of reading is covered: keys.
 MORE = {
-    "page-int4": ("int4", "page", False),
-    "channel-int8": ("int8", "channel", True),
-    "channel-fp8": ("fp8", "channel", True),
+    "page-int4": kvq.Spec("int4", "page", False),
+    "channel-int8": kvq.Spec("int8", "channel", True),
+    "channel-fp8": kvq.Spec("fp8", "channel", True),
+    "static-int8": kvq.Spec("int8", "static"),
+    "static-fp8": kvq.Spec("fp8", "static"),
+    "aided-int4": kvq.Spec("int4", "token", False, ("clip", "feedback")),
+    "mixed": kvq.Mixed(),
 }
 
+#: Their values.
+VALUES = {
+    "static-int8": kvq.Spec("fp8", "static"),
+    "static-fp8": kvq.Spec("int8", "static"),
+    "mixed": kvq.Spec("int4", "token", False),
+}
 
-def scheme_called(name: str, recent: int, sinks: int) -> kvq.Scheme:
-    if name in MORE:
-        keys = kvq.Spec(*MORE[name])
-        values = kvq.Spec("int2", "page", False)
-        return kvq.Scheme(name, keys, values, recent, sinks)
-    return kvq.scheme(name, recent, sinks)
+SCHEMES = [*FREE, *MORE, "mixed"]  # this one twice: it has many forms
+
+
+def drawn_scheme(draw, name: str, dim: int, recent: int, sinks: int) -> kvq.Scheme:
+    """The scheme of a name; mixed widths are drawn."""
+    if name not in MORE:
+        return kvq.scheme(name, recent, sinks)
+    keys, values = MORE[name], VALUES.get(name, kvq.Spec("int2", "page", False))
+    if name == "mixed":
+        blocks = [draw(st.integers(0, 2)), draw(st.integers(0, dim // 16 - 2))]
+        wide = [16 * n for n in blocks]
+        aids = draw(st.sampled_from([(), ("clip",), ("feedback",)]))
+        keys = kvq.Mixed(channels=(*wide, dim - sum(wide)), aids=aids)
+    return kvq.Scheme(name, keys, values, recent, sinks)
+
+
+def made_up(side, kv_heads: int, dim: int, random) -> list[Aid]:
+    """What calibration might find for each run of a side, without a model."""
+    found = []
+    for spec, width in side.runs(dim):
+        scale = clip = feedback = None
+        if spec.granularity == "static":
+            reach = 2 + 8 * torch.rand(kv_heads, 1, 1, 1, generator=random)
+            scale = (reach / spec.largest_code).half()
+        if "clip" in spec.aids:
+            clip = 0.5 + 0.5 * torch.rand(kv_heads, 1, 1, 1, generator=random)
+        if "feedback" in spec.aids:
+            shares = torch.randn(kv_heads, width, width, generator=random)
+            feedback = (shares / width**0.5).triu(1)
+        found.append(Aid(scale, clip, feedback))
+    return found
 
 
 @st.composite
@@ -189,9 +231,10 @@ def caches(
     size = size or draw(st.sampled_from([16, 32, 64]))
     recent = 0 if name else draw(st.sampled_from([0, 0, 9, 40, 100]))
     sinks = 0 if name else draw(st.sampled_from([0, 0, 3, 40]))
-    scheme = scheme_called(name or draw(st.sampled_from(SCHEMES)), recent, sinks)
-    law = scheme.law(size)
     dim = draw(st.sampled_from([64, 64, 80, 96, 128, 256]))
+    name = name or draw(st.sampled_from(SCHEMES))
+    scheme = drawn_scheme(draw, name, dim, recent, sinks)
+    law = scheme.law(size)
     kv_heads = draw(st.integers(1, 2))
     group = draw(st.integers(1, 5) if chunks else st.integers(1, 16))
     # Every length, but the short ones more often: a long chunk takes seconds.
@@ -215,9 +258,12 @@ def caches(
     cold = None
     if scheme.seals:
         cold = tuple(
-            poisoned(draw, spec, (kv_heads, pages), size, dim)
-            for spec in (scheme.keys, scheme.values)
-        )
+            poisoned(
+                draw, side, (kv_heads, pages), size, dim,
+                made_up(side, kv_heads, dim, random),
+            )
+            for side in (scheme.keys, scheme.values)
+        )  # fmt: skip
     free_hot, free_cold = (
         torch.randperm(pages, generator=random).tolist() for _ in range(2)
     )
@@ -247,8 +293,9 @@ def caches(
     return case
 
 
-def put_cold(pool, page, cold: Quantized, target: int) -> None:
-    sealed = quantize_as(pool.index_select(1, page), cold.spec)
+def put_cold(pool, page, cold: "Quantized | Runs", target: int) -> None:
+    aids = [run.aid for run in cold.parts]
+    sealed = quantize_as(pool.index_select(1, page), cold.spec, aids)
     for store, new in zip(cold.tensors, sealed.tensors, strict=True):
         store[:, target] = new[:, 0]
 
@@ -267,122 +314,49 @@ def forget_unread(case: Case) -> None:
                 ids[j] = None
 
 
-# -- how exact a kernel must be --------------------------------------------------------
-#
-# Let a token's stored key be c·s + z (hot: c = k, s = 1, z = 0), its score
-# S = scale·Σ q (c s + z), its probability p, and u = 2^-11 (float16) or 2^-24
-# (float32) the unit roundoff of the operands of products, u32 = 2^-24 that of all else.
-# A kernel rounds here:
-#
-# - Scores, in float32. Each step after the products (scale, zero point, units, maximum)
-#   rounds a number no larger than |S| or |max S|: SCORE_STEPS roundings. The products'
-#   partial sums wander; their errors add up to less than one rounding of the sum of
-#   absolute values, M = scale·Σ|q|(|c| s + |z|). Dividing q by a power of two costs
-#   it, in float16, 2^-24 of its largest element at most; that is another one.
-# - Scaled keys, in float16, where a scale belongs to a channel: each product q·s or c·s
-#   is off by at most u of itself. Over the channels these errors have mean zero and
-#   are independent, so by Hoeffding's inequality their sum passes
-#   SIGMAS·u·scale·√Σ(q c s)² about once in 10^10 scores (a rounding error's variance is
-#   at most u²/3); Σ|q c s| would allow ten times too much.
-#   Together: S is off by at most δ.
-# - Probabilities times scales, to the operands' dtype: u·Σ p |c| s. In float16 what is
-#   below 2^-14 of the largest loses at most 2^-25 of the largest.
-# - Sums, in float32: exp2 (2 units in the last place on a GPU), scale, product, partial
-#   sums, three factors at the end: SUM_STEPS·u32·Σ p (|c| s + |z|).
-# - The output, to its dtype: its own u.
-#
-# Errors of scores change probabilities by p·(e^δ - 1), and the output by that times
-# (v - out), since probabilities add up to one.
+# -- schemes as `kvq.fit` makes them ---------------------------------------------------
 
-# Seen in the interpreter, in some 300 cases of each dtype: at most 0.54 of the allowed
-# error in float16 and 0.35 in float32. Where scores are large or values cancel, that is
-# up to 5e-3 and 1.1e-5 of the output's own norm.
+INT4 = kvq.Spec("int4", "token", False)
 
-SCORE_STEPS, SUM_STEPS, SIGMAS = 4, 8, 4
+#: Keys and values of two layers.
+FITTED = {
+    "fp8-static": ((kvq.Spec("fp8", "static"),) * 2,) * 2,
+    "int8-static": ((kvq.Spec("int8", "static"),) * 2,) * 2,
+    "mixed": (
+        (kvq.Mixed(channels=(16, 16, 32)), INT4),
+        (kvq.Mixed(channels=(0, 48, 16), aids=("center", "rotate", "clip")), INT4),
+    ),
+    "aided": (
+        (
+            kvq.Spec(
+                "int4", "channel", False,
+                ("center", "smooth", "rotate", "clip", "feedback"),
+            ),
+            kvq.Spec("int4", "token", False, ("center", "rotate", "feedback")),
+        ),
+        (kvq.Spec("fp4", "block", aids=("smooth",)), kvq.Spec("fp4", "block")),
+    ),
+}  # fmt: skip
 
 
-def oracle(q, hot, cold, tiles, scale) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention in float64, and how far from it a kernel may be.
+def fitted(name: str, kv_heads: int, dim: int, **window) -> kvq.Scheme:
+    """A scheme of `FITTED`, of two layers, with numbers in place of a calibration; or a
+    named one that needs none."""
+    if name not in FITTED:
+        return kvq.scheme(name, **window)
+    random, layers = torch.Generator().manual_seed(3), FITTED[name]
 
-    Args:
-        q: [tokens, heads, dim]; dots are taken in its dtype, or half precision.
-        hot, cold: pools.
-        tiles: from `reference.plan`.
-        scale: factor of the scores.
+    def found(side) -> Found:
+        def each():
+            return torch.randn(kv_heads, dim, generator=random)
 
-    Returns:
-        Float64 [tokens, heads, dim]; the allowed norm over channels of a query's and
-        head's error, [tokens, heads].
-    """
-    kv_heads = hot[0].shape[0]
-    out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
-    allowed = torch.empty(q.shape[:2], dtype=torch.float64, device=q.device)
-    half = q.dtype != torch.float32
-    u, u32 = UNIT[q.dtype], UNIT[torch.float32]
-    by_channel = cold is not None and cold[0].spec.granularity == "channel"
-    for tile in tiles:
-        rows = q[tile.rows].double().unflatten(1, (kv_heads, -1))
-        queries, group = rows.shape[0], rows.shape[2]
-        rows = rows.permute(1, 2, 0, 3).flatten(1, 2) * scale
-        k, k_zero, _ = stored(hot[0], cold and cold[0], tile)
-        v, v_zero, steps = stored(hot[1], cold and cold[1], tile)
-        scores = rows @ (k + k_zero).mT
-        if tile.hidden is not None:
-            scores.masked_fill_(tile.hidden.repeat(group, 1), float("-inf"))
-        p, top = scores.softmax(-1), scores.amax(-1, keepdim=True)
-        value = p @ (v + v_zero)
+        order = torch.stack([torch.randperm(dim, generator=random) for _ in range(2)])
+        return Found(
+            center=each() if "center" in side.aids else None,
+            factor=(0.5 * each()).exp() if "smooth" in side.aids else None,
+            order=order if isinstance(side, kvq.Mixed) else None,
+            aids=tuple(made_up(side, kv_heads, dim, random)),
+        )
 
-        size = rows.abs() @ (k.abs() + k_zero.abs()).mT
-        delta = (scores.abs() + top.abs()).nan_to_num(posinf=0.0) * SCORE_STEPS
-        delta = u32 * (delta + 2 * size)
-        if half and by_channel:
-            delta[..., tile.hot_tokens :] += (
-                SIGMAS * u * (rows**2 @ (k**2).mT).sqrt()[..., tile.hot_tokens :]
-            )
-        apart = (v + v_zero).norm(dim=-1).unsqueeze(1) ** 2
-        apart = apart - 2 * value @ (v + v_zero).mT + (value**2).sum(-1, keepdim=True)
-        error = (p * delta.expm1() * apart.clamp(min=0).sqrt()).sum(-1)
-
-        weighted = p @ v.abs()
-        error += u * weighted.norm(dim=-1)
-        if half:
-            lost = 2.0**-25 * p.amax(-1, keepdim=True) * (p > 0)
-            lost = lost * (steps.amax(-1, keepdim=True) / steps).unsqueeze(1)
-            error += (lost @ v.abs()).norm(dim=-1)
-        error += SUM_STEPS * u32 * (weighted + p @ v_zero.abs()).norm(dim=-1)
-        error += UNIT[q.dtype] * value.norm(dim=-1)
-
-        def by_query(x, lead=(kv_heads, group, queries)):
-            return x.unflatten(1, lead[1:]).movedim(2, 0).flatten(1, 2)
-
-        out[tile.rows], allowed[tile.rows] = by_query(value), by_query(error)
-    return out, allowed
-
-
-def stored(hot, cold, tile) -> tuple[torch.Tensor, ...]:
-    """What a tile reads, hot tokens first: c·s and z, float64 [kv_heads, tokens, dim],
-    and s of each token, [kv_heads, tokens], 1 where it has none of its own."""
-    scaled = reference.select(hot, tile.hot).flatten(1, 2)[:, : tile.hot_tokens]
-    scaled = scaled.double()
-    zeros, steps = torch.zeros_like(scaled), torch.ones_like(scaled[..., 0])
-    if tile.cold is None:
-        return scaled, zeros, steps
-    pages = cold.map(lambda t: reference.select(t, tile.cold))
-    x = pages.dequantize(torch.float64)
-    z = torch.zeros_like(x) if pages.zero is None else pages.zero.expand_as(x).double()
-    s = torch.ones_like(x[..., 0])
-    if cold.spec.granularity in ("token", "page"):
-        s = pages.scale.expand_as(x)[..., 0].double()
-    more = [(x - z).flatten(1, 2), z.flatten(1, 2), s.flatten(1, 2)]
-    return tuple(
-        torch.cat(pair, 1) for pair in zip((scaled, zeros, steps), more, strict=True)
-    )
-
-
-def excess(out: torch.Tensor, expected: torch.Tensor, allowed: torch.Tensor) -> float:
-    """The largest error of a query and head, in units of what is allowed.
-
-    NaN anywhere gives infinity.
-    """
-    error = (out.double() - expected).norm(dim=-1) / allowed
-    return error.nan_to_num(nan=float("inf")).max().item()
+    fit = tuple(tuple(found(side) for side in pair) for pair in layers)
+    return kvq.Scheme(name, *layers[0], layers=layers, fit=fit, **window)

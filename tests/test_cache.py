@@ -8,6 +8,7 @@ import torch
 from helpers import (
     SCHEMES,
     SEALING,
+    UNTURNED,
     advance,
     assert_unchanged_but_free_cold,
     attend,
@@ -17,6 +18,7 @@ from helpers import (
     hot_pools,
     poison,
     read_through,
+    recipe,
     same_bits,
     stream,
     table,
@@ -24,11 +26,12 @@ from helpers import (
 
 import kvq_lib as kvq
 
-SHAPE = kvq.KVShape(num_layers=2, num_kv_heads=2, head_dim=8)
+SHAPE = kvq.KVShape(num_layers=2, num_kv_heads=2, head_dim=32)
 PAGE = 8
 
 
 def new_cache(scheme="int8", pages=16, dtype=torch.float32, **options):
+    scheme = recipe(scheme, SHAPE, PAGE)
     return kvq.PagedKVCache(
         SHAPE, scheme, PAGE, num_pages=pages, dtype=dtype, **options
     )
@@ -89,7 +92,7 @@ def assert_same_step_as_in_a_fresh_cache(cache, step):
 
 
 @pytest.mark.parametrize("which", ["k", "v"])
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", UNTURNED)
 def test_a_float32_beyond_float16_is_refused_with_its_layer_and_head(name, which):
     cache = new_cache(name, dtype=torch.float16)
     s = stream(SHAPE, 20, dtype=torch.float32)
@@ -106,6 +109,18 @@ def test_a_float32_beyond_float16_is_refused_with_its_layer_and_head(name, which
     given[which][9, 1, 0] = -65504.0
     batch = cache.begin([seq], [10])
     assert torch.isfinite(cache.attend(0, batch, **given)).all()
+
+
+@pytest.mark.parametrize("which", ["k", "v"])
+def test_what_only_turning_makes_too_large_is_refused(which):
+    cache = new_cache("int4-rotated", dtype=torch.float16)
+    given = {x: torch.zeros(3, 2, 32) for x in "qkv"}
+    given[which][1, 1] = 11_000.0  # the first turned channel holds √32 times as much
+    batch = cache.begin([cache.add()], [3])
+    assert torch.isfinite(cache.attend(0, batch, **given)).all()
+    given[which][1, 1] = 12_000.0
+    with pytest.raises(kvq.ValueOutOfRange, match=f"{which} .*layer 1, head 1"):
+        cache.attend(1, batch, **given)
 
 
 @pytest.mark.parametrize("which", ["k", "v"])
@@ -133,7 +148,7 @@ def test_a_page_that_does_not_fit_its_format_names_layer_and_head(name, which):
 @pytest.mark.parametrize("recent", [0, 8])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_abort_restores_everything(name, recent):
-    cache = new_cache(kvq.scheme(name, recent=recent))
+    cache = new_cache(recipe(name, SHAPE, PAGE, recent=recent))
     parts = [(seq, s, 19) for seq, s, _ in filled(cache)]
     before = frozen(cache)
     batch, starts = begin(cache, parts, named=True)
@@ -183,7 +198,7 @@ def test_stats_count_pages_by_what_they_are_for():
     assert (stats.sequences, stats.tokens, stats.shared) == (1, 21, 0)
     assert (stats.hot, stats.cold) == (2, 2)  # window and tail hot; both full ones cold
     assert (stats.cached_hot, stats.free_hot, stats.free_cold) == (1, 9, 18)
-    token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, channels, float32
+    token = 2 * 2 * 2 * 32 * 4  # keys and values, layers, heads, channels, float32
     assert stats.waste == 3 * token
 
     twin = cache.fork(seq)
@@ -219,13 +234,9 @@ def test_effective_bits_count_every_live_byte_once(name):
     read_through(cache, gone, stream(SHAPE, 60, seed=1, dtype=torch.float16), [30])
     cache.free(gone)
 
-    def page(pools):
-        return sum(p.nbytes // p.shape[2] for p in pools)
-
     stats = cache.stats()
-    live = stats.hot * page(hot_pools(cache))
-    if name != "native":
-        live += stats.cold * page(cold_pools(cache))
+    live = stats.hot * sum(p.nbytes // p.shape[2] for p in hot_pools(cache))
+    live += stats.cold * sum(p.nbytes // p.shape[1] for p in cold_pools(cache))
     tokens = 32 + 5 + 5  # the full pages once, each twin's tail
     assert stats.tokens == tokens
     elements = tokens * SHAPE.elements_per_token

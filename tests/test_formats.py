@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 import kvq_lib as kvq
 from kvq_lib.formats import (
     FORMATS,
+    decode_fp4,
     decode_fp8,
+    encode_fp4,
     encode_fp8,
     format_of,
+    fp8_ceil,
     half_ceil,
     half_floor,
     pack,
@@ -88,6 +91,75 @@ def test_fp8_rounds_to_the_nearest_number(dtype):
     assert torch.equal(decode_fp8(encode_fp8(-x.to(dtype))).double(), -found)
 
 
+# -- fp4 -------------------------------------------------------------------------------
+
+#: Magnitudes of e2m1 by the definition: exponent bias 1, codes 0 and 1 are subnormal.
+FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+def test_fp4_decodes_to_the_numbers_of_e2m1():
+    found = decode_fp4(torch.arange(16, dtype=torch.uint8))
+    assert found.dtype == torch.float32
+    assert found.tolist() == [*FP4, *(-x for x in FP4)]
+    assert torch.signbit(found).tolist() == [False] * 8 + [True] * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fp4_codes_of_numbers_encode_to_themselves(dtype):
+    codes = torch.arange(16, dtype=torch.uint8)
+    assert torch.equal(encode_fp4(decode_fp4(codes).to(dtype)), codes)
+
+
+@pytest.mark.parametrize("code", range(7))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fp4_ties_go_to_even_codes_and_the_rest_to_the_nearest(code, dtype):
+    low, high = FP4[code], FP4[code + 1]
+    tie = torch.tensor((low + high) / 2, dtype=dtype)
+    below = torch.nextafter(tie, torch.zeros_like(tie))
+    above = torch.nextafter(tie, torch.full_like(tie, 9))
+    x = torch.stack([below, tie, above])
+    even = code if code % 2 == 0 else code + 1
+    assert encode_fp4(x).tolist() == [code, even, code + 1]
+    assert encode_fp4(-x).tolist() == [8 + code, 8 + even, 9 + code]
+
+
+@given(st.floats(-10, 10, width=32))
+def test_fp4_rounds_to_the_nearest_number(x):
+    found = decode_fp4(encode_fp4(torch.tensor([x]))).item()
+    assert abs(found - x) == min(abs(s * y - x) for y in FP4 for s in (1, -1))
+    assert found * x >= 0
+
+
+@pytest.mark.parametrize("value", [6.0, 6.1, 7.0, 8.0, 1e6, 3e38, float("inf")])
+def test_fp4_clamps_what_is_too_large(value):
+    codes = encode_fp4(torch.tensor([value, -value]))
+    assert codes.tolist() == [7, 15]
+
+
+# -- fp8 upwards -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fp8_ceil_is_the_smallest_positive_number_that_is_no_smaller(dtype):
+    numbers = torch.arange(1, 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    numbers = numbers.to(dtype)  # all positive ones but NaN, in order
+    codes = torch.arange(1, 0x7F, dtype=torch.uint8)
+    assert numbers[-1] == 448
+    assert torch.equal(fp8_ceil(numbers), codes)
+    assert torch.equal(fp8_ceil(torch.nextafter(numbers, 0 * numbers)), codes)
+    # From just above a number up to the next one: the next one.
+    above = torch.nextafter(numbers[:-1], numbers[1:])
+    assert torch.equal(fp8_ceil(above), codes[1:])
+    for part in (0.25, 0.5, 0.75):
+        between = numbers[:-1] + part * numbers.diff()
+        assert torch.equal(fp8_ceil(between), codes[1:])
+
+
+def test_fp8_ceil_is_never_zero():
+    x = torch.tensor([0.0, 1e-45, 2.0**-10, 2.0**-9])
+    assert decode_fp8(fp8_ceil(x)).tolist() == [2.0**-9] * 4
+
+
 @pytest.mark.parametrize("value", [448.0, 449.0, 464.0, 480.0, 500.0, 1e30, 6e4])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_fp8_clamps_what_is_too_large(value, sign):
@@ -149,6 +221,7 @@ def test_beyond_float16_there_is_only_infinity():
         ("int2", 80, 20),
         ("int4", 80, 40),
         ("int8", 80, 80),
+        ("fp4", 80, 40),
         ("fp8", 80, 80),
         ("fp16", 80, 160),
     ],
@@ -165,5 +238,7 @@ def test_a_row_that_ends_inside_a_byte_is_refused(name, dim):
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones():
-    with pytest.raises(kvq.UnsupportedScheme, match=r"int3.*int2, int4, int8, fp8"):
+    with pytest.raises(
+        kvq.UnsupportedScheme, match=r"int3.*int2, int4, int8, fp4, fp8"
+    ):
         format_of("int3")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import SCHEMES, SEALING, real_model, tiny_model
+from helpers import SCHEMES, SEALING, real_model, recipe, tiny_model
 
 import kvq_lib as kvq
 
@@ -98,10 +98,10 @@ def random_prompts():
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_continuation_does_not_depend_on_its_company(name, temperature):
-    model = tiny_model()
+    model = tiny_model(head_dim=32)
     model.generation_config.eos_token_id = 5
     options = {
-        "scheme": kvq.scheme(name, recent=8),
+        "scheme": recipe(name, kvq.KVShape.of(model.config), 8, recent=8),
         "max_new_tokens": 20,
         "temperature": temperature,
         "page_size": 8,
@@ -189,10 +189,11 @@ def test_generation_stops_at_the_end_token(ends):
 @pytest.mark.parametrize("name", SEALING)
 def test_a_long_prompt_and_a_long_answer_fit_the_cache_made_for_them(name):
     # Longer than a chunk of the prefill, with pages that do not divide it.
-    model = tiny_model(max_position_embeddings=1024)
+    model = tiny_model(max_position_embeddings=1024, head_dim=32)
     model.generation_config.eos_token_id = None
     prompts = [[i % 97 for i in range(n)] for n in (700, 3, 513)]
-    scheme = kvq.scheme(name, recent=20, sinks=10)
+    shape = kvq.KVShape.of(model.config)
+    scheme = recipe(name, shape, 7, recent=20, sinks=10)
     out = kvq.generate(
         model, Letters(), prompts, scheme, max_new_tokens=20, page_size=7
     )

@@ -249,28 +249,40 @@ def test_what_json_cannot_hold_is_refused_and_the_old_record_kept(tmp_path):
     assert json.loads(path.read_text()) == {"ppl": 1.0}
 
 
-def test_the_library_hash_follows_the_code_of_every_module(tmp_path):
+@pytest.mark.parametrize("kind", ["quality", *provenance.FURTHER])
+def test_the_library_hash_follows_the_code_of_every_module(kind, tmp_path):
     package = tmp_path / "kvq_lib"
     shutil.copytree(provenance.PACKAGE, package)
-    assert provenance.library_hash(package) == provenance.library_hash()
-    for module in provenance.MODULES:
-        before = provenance.library_hash(package)
+    assert provenance.library_hash(kind, package) == provenance.library_hash(kind)
+    for module in (*provenance.MODULES, *provenance.FURTHER.get(kind, ())):
+        before = provenance.library_hash(kind, package)
         path = package / module
         path.write_text(path.read_text() + "\n# a remark\n")
-        assert provenance.library_hash(package) == before, module
+        assert provenance.library_hash(kind, package) == before, module
         path.write_text(path.read_text() + "\nADDED = 1\n")
-        assert provenance.library_hash(package) != before, module
+        assert provenance.library_hash(kind, package) != before, module
 
 
-def test_modules_that_are_hashed_include_all_that_they_import():
+def test_a_record_stays_good_while_only_another_kind_changes(tmp_path):
+    package = tmp_path / "kvq_lib"
+    shutil.copytree(provenance.PACKAGE, package)
+    path = package / "fit.py"
+    path.write_text(path.read_text() + "\nADDED = 1\n")
+    same = provenance.library_hash("quality", package)
+    assert same == provenance.library_hash("quality")
+    other = provenance.library_hash("compensation", package)
+    assert other != provenance.library_hash("compensation")
+
+
+@pytest.mark.parametrize("kind", ["quality", *provenance.FURTHER])
+def test_modules_that_are_hashed_include_all_that_they_import(kind):
     # A module that a measured one imports decides the numbers, too. Not these: errors
     # only names what went wrong, the record's own module decides no number, and the
     # Triton kernels read nothing on a CPU.
     free = {"errors", "bench.provenance", "kernels.backend", "kernels"}
-    known = free | {
-        name.removesuffix(".py").replace("/", ".") for name in provenance.MODULES
-    }
-    for module in provenance.MODULES:
+    modules = (*provenance.MODULES, *provenance.FURTHER.get(kind, ()))
+    known = free | {name.removesuffix(".py").replace("/", ".") for name in modules}
+    for module in modules:
         folders = module.split("/")[:-1]
         for node in ast.walk(ast.parse((provenance.PACKAGE / module).read_text())):
             if not isinstance(node, ast.ImportFrom):

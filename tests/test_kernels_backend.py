@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from kernel_cases import DEVICE, excess, oracle
+from kernel_bounds import excess, oracle
+from kernel_cases import DEVICE, FITTED, FREE, fitted
 
 import kvq_lib as kvq
 from kvq_lib.kernels import backend, launch, reference
+from kvq_lib.turns import Found
 
 SHAPE = kvq.KVShape(num_layers=2, num_kv_heads=2, head_dim=64)
 
@@ -24,17 +26,18 @@ def step(cache, seqs, lengths, seed):
         outs.append(cache.attend(layer, batch, q, k, v))
         if cache.backend == reference.NAME:
             hot, cold = cache._hot[layer], cache._cold[layer]
-            truth.append(oracle(q, hot, cold, batch.tables, 64**-0.5))
+            turns = cache._turns[layer]
+            truth.append(oracle(q, hot, cold, batch.tables, 64**-0.5, turns))
     cache.commit(batch)
     return outs, truth
 
 
-@pytest.mark.parametrize("name", list(kvq.SCHEMES))
+@pytest.mark.parametrize("name", [*FREE, *FITTED])
 def test_a_cache_on_triton_does_what_it_does_on_torch(name):
     caches = [
         kvq.PagedKVCache(
             SHAPE,
-            kvq.scheme(name, recent=16, sinks=5),
+            fitted(name, 2, 64, recent=16, sinks=5),
             num_pages=20,
             device=DEVICE,
             backend=chosen,
@@ -50,8 +53,11 @@ def test_a_cache_on_triton_does_what_it_does_on_torch(name):
         )
         for out, (expected, allowed) in zip(ours, truth, strict=True):
             assert excess(out, expected, allowed) <= 1
-    for ours, theirs in zip(caches[0]._tensors, caches[1]._tensors, strict=True):
+    pools = [cache._hot_tensors + cache._cold_tensors for cache in caches]
+    for ours, theirs in zip(*pools, strict=True):
         assert torch.equal(ours, theirs)
+    assert torch.equal(*(cache.clipped for cache in caches))
+    assert caches[0].clipped.any() == (name in FITTED)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +75,51 @@ def test_commit_raises_what_the_kernels_flagged(bad, error):
     with pytest.raises(error, match="layer 1, kv head 1"):
         cache.commit(batch)
     assert cache.length(seq) == 0 and cache.stats().hot == 0
+
+
+@pytest.mark.parametrize("side", ["q", "k", "v"])
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (float("nan"), kvq.NonFiniteValue),
+        (-float("inf"), kvq.NonFiniteValue),
+        (6e4, kvq.ValueOutOfRange),  # float16 holds it, but not the sum of some
+    ],
+)
+def test_what_turns_into_too_much_is_told(bad, error, side):
+    cache = kvq.PagedKVCache(
+        SHAPE, "int4-rotated", num_pages=4, device=DEVICE, backend="triton"
+    )
+    batch = cache.begin([cache.add()], [3])
+    for layer in range(2):
+        x = {n: torch.zeros(3, 2, 64, device=DEVICE).half() for n in "qkv"}
+        if layer == 1:
+            # The row is finite, or all of it is not: inf - inf must not hide it.
+            x[side][2, 1] = bad
+        cache.attend(layer, batch, **x)
+    with pytest.raises(error, match="layer 1, kv head 1"):
+        cache.commit(batch)
+
+
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_turned_outputs_at_the_end_of_the_range_saturate(tokens):
+    # Rounded in their own coordinates, values come back above the largest float16.
+    center = torch.full((2, 64), 65504.0)
+    aids = ("center", "rotate")
+    sides = kvq.Spec("int4", "token", False), kvq.Spec("int2", "page", False, aids)
+    fit = ((Found(), Found(center=center)),) * 2
+    recipe = kvq.Scheme("odd", *sides, fit=fit)
+    cache = kvq.PagedKVCache(
+        SHAPE, recipe, num_pages=8, device=DEVICE, backend="triton"
+    )
+    seq, v = cache.add(), torch.full((20, 2, 64), 65504.0, device=DEVICE).half()
+    v[::2] = 65440.0
+    for count in {20, tokens}:
+        batch = cache.begin([seq], [count])
+        q = torch.zeros(count, 2, 64, dtype=torch.float16, device=DEVICE)
+        outs = [cache.attend(layer, batch, q, q, v[:count]) for layer in range(2)]
+        cache.commit(batch)
+        assert all(out.isfinite().all() and (out > 65300).all() for out in outs)
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -4,18 +4,8 @@ import pytest
 import torch
 from hypothesis import assume, given, note
 from hypothesis import strategies as st
-from kernel_cases import (
-    DEVICE,
-    DTYPES,
-    NAN,
-    SCALE,
-    SUM_STEPS,
-    UNIT,
-    caches,
-    cases,
-    excess,
-    new_flags,
-)
+from kernel_bounds import SUM_STEPS, UNIT, excess
+from kernel_cases import DEVICE, DTYPES, NAN, SCALE, caches, cases, new_flags
 
 from kvq_lib.errors import UnsupportedBackend
 from kvq_lib.kernels import decode, launch, merge

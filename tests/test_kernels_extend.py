@@ -4,15 +4,8 @@ import pytest
 import torch
 from hypothesis import given, note
 from hypothesis import strategies as st
-from kernel_cases import (
-    DTYPES,
-    NAN,
-    SCALE,
-    caches,
-    cases,
-    excess,
-    new_flags,
-)
+from kernel_bounds import excess
+from kernel_cases import DTYPES, NAN, SCALE, caches, cases, new_flags
 
 from kvq_lib.kernels import extend, launch
 from kvq_lib.kernels.launch import Tiling

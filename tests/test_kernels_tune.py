@@ -5,11 +5,13 @@ from itertools import chain
 
 import pytest
 import torch
-from kernel_cases import DEVICE, SCALE, Case, excess, new_flags, put_cold
+from kernel_bounds import excess
+from kernel_cases import DEVICE, FITTED, FREE, SCALE, Case, fitted, new_flags, put_cold
 
 import kvq_lib as kvq
 from kvq_lib.kernels import backend, decode, extend, launch, tune
-from kvq_lib.quantize import empty
+from kvq_lib.storage import empty
+from kvq_lib.turns import Found, turns_of
 
 
 @pytest.fixture(autouse=True)
@@ -132,6 +134,11 @@ def test_another_page_size_or_format_has_tiles_of_its_own():
         launch.tiling_key("decode", 80, case.q.float(), case.hot, case.cold),
     ]
     assert len({key, *others}) == 6
+    # How pages are sealed is no matter to who reads them.
+    aided = dataclasses.replace(case.scheme.keys, aids=("clip",))
+    keys = dataclasses.replace(case.cold[0], spec=aided)
+    same = launch.tiling_key("decode", 80, case.q, case.hot, (keys, case.cold[1]))
+    assert same == key
 
 
 def captured(step, monkeypatch):
@@ -163,7 +170,7 @@ def test_a_captured_decode_step_follows_changed_tables_and_lengths(monkeypatch):
 
     def step():
         return backend.attend(
-            long.q, k, v, long.hot, long.cold, pages, slots, (nothing, nothing),
+            long.q, k, v, long.hot, long.cold, None, pages, slots, (nothing, nothing),
             tables, flags, SCALE,
         )  # fmt: skip
 
@@ -180,17 +187,23 @@ def test_a_captured_decode_step_follows_changed_tables_and_lengths(monkeypatch):
 
 
 @pytest.mark.parametrize("lengths", [[1, 1], [20, 3]], ids=["decode", "extend"])
-@pytest.mark.parametrize("name", list(kvq.SCHEMES))
+@pytest.mark.parametrize("name", [*FREE, *FITTED])
 def test_no_layer_of_a_step_waits_for_the_device(name, lengths, monkeypatch):
     # Tensors without storage: whoever reads a number of them on the host fails.
-    scheme, meta = kvq.scheme(name), torch.device("meta")
+    scheme, meta = fitted(name, 2, 64), torch.device("meta")
     ran = []
     monkeypatch.setattr(launch.Launch, "run", lambda self: ran.append(self.kernel))
     hot = tuple(
         torch.empty(2, 8, 16, 64, dtype=torch.float16, device=meta) for _ in range(2)
     )
-    specs = [spec for spec in (scheme.keys, scheme.values) if spec]
-    cold = tuple(empty(spec, (2, 8), 16, 64, meta) for spec in specs) or None
+    found = scheme.fit[0] if scheme.fit else (Found(), Found())
+    cold = None
+    if scheme.seals:
+        cold = tuple(
+            empty(side, (2, 8), 16, 64, meta, what.aids)
+            for side, what in zip(scheme.sides(0), found, strict=True)
+        )
+    turns = turns_of(*scheme.sides(0), 64, meta, found)
     q = torch.empty(sum(lengths), 4, 64, dtype=torch.float16, device=meta)
     k = torch.empty(sum(lengths), 2, 64, dtype=torch.float16, device=meta)
     ids = torch.empty(sum(lengths), dtype=torch.int64, device=meta)
@@ -201,7 +214,7 @@ def test_no_layer_of_a_step_waits_for_the_device(name, lengths, monkeypatch):
     tables = backend.plan(law, pages, pages, starts, lengths, meta)
     flags = backend.new_flags(1, 2, meta)[0]
     out = backend.attend(
-        q, k, k, hot, cold, ids, ids, (full, full), tables, flags, SCALE
+        q, k, k, hot, cold, turns, ids, ids, (full, full), tables, flags, SCALE
     )
     assert out.shape == q.shape and len(ran) >= 2
     with pytest.raises((RuntimeError, NotImplementedError)):

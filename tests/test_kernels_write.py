@@ -1,17 +1,29 @@
 """The `append` and `seal` kernels against PyTorch, bit for bit."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_cases import DEVICE, DTYPES, NAN, cases, new_flags, poisoned, strided
+from kernel_cases import (
+    DEVICE,
+    DTYPES,
+    NAN,
+    cases,
+    made_up,
+    new_flags,
+    poisoned,
+    strided,
+)
 
 import kvq_lib as kvq
 from kvq_lib.kernels import reference
 from kvq_lib.kernels.append import append
 from kvq_lib.kernels.launch import NONFINITE, TOO_LARGE
 from kvq_lib.kernels.seal import seal
-from kvq_lib.quantize import empty, quantize_as
+from kvq_lib.quantize import quantize_as
+from kvq_lib.storage import empty
 
 DIMS = st.sampled_from([64, 80, 96, 128, 256])
 PAGES = st.sampled_from([16, 32, 64])
@@ -22,7 +34,23 @@ SPECS = [
     for symmetric in (True, False)
 ]
 SPECS += [kvq.Spec("fp8", g) for g in ("page", "token", "channel")]
-SPECS += [kvq.Spec("fp16")]
+SPECS += [kvq.Spec("fp16"), kvq.Spec("fp4", "block")]
+SPECS += [kvq.Spec(name, "static") for name in ("int4", "int8", "fp8")]
+
+
+@st.composite
+def stored_sides(draw, dim: int, aids: tuple[str, ...]):
+    """A way to store pages of `dim` channels: of one spec, or of runs of channels; with
+    aids, as far as it can have them."""
+    spec = draw(st.sampled_from([*SPECS, *[kvq.Spec("fp4", "block"), None] * 3]))
+    if spec is None:
+        wide = 16 * draw(st.integers(0, min(2, dim // 16)))
+        middle = 16 * draw(st.integers(0, (dim - wide) // 16))
+        return kvq.Mixed(channels=(wide, middle, dim - wide - middle), aids=aids)
+    try:
+        return dataclasses.replace(spec, aids=aids)
+    except kvq.UnsupportedScheme:
+        return spec
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
@@ -106,7 +134,7 @@ def extreme(draw, shape, dtype, random) -> torch.Tensor:
     if kind == "tiny":
         x *= 1e-7
     if kind == "ties":
-        x = torch.randint(-20, 21, shape, generator=random) / 2
+        x = torch.randint(-20, 21, shape, generator=random) / -2  # -0, too
     return x.clamp(-60000, 60000).to(dtype).to(DEVICE)
 
 
@@ -114,9 +142,22 @@ def extreme(draw, shape, dtype, random) -> torch.Tensor:
 @given(data=st.data())
 @cases()
 def test_seal_gives_the_bits_of_quantize(dtype, data):
-    draw = data.draw
-    spec = draw(st.sampled_from(SPECS))
-    kv_heads, dim, size, pages = draw(st.integers(1, 2)), draw(DIMS), draw(PAGES), 4
+    dim, size = data.draw(DIMS), data.draw(PAGES)
+    aids = data.draw(st.sampled_from([(), ("clip",)]))
+    seal_and_compare(data.draw, data.draw(stored_sides(dim, aids)), dtype, dim, size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@given(data=st.data())
+@cases(16)  # channel after channel, which takes the interpreter long
+def test_seal_feeds_errors_back_as_quantize_does(dtype, data):
+    dim, size = data.draw(st.sampled_from([16, 48, 64, 80])), data.draw(PAGES)
+    aids = data.draw(st.sampled_from([("feedback",), ("clip", "feedback")]))
+    seal_and_compare(data.draw, data.draw(stored_sides(dim, aids)), dtype, dim, size)
+
+
+def seal_and_compare(draw, side, dtype, dim, size) -> None:
+    kv_heads, pages = draw(st.integers(1, 2)), 4
     random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     hot = strided(draw, (kv_heads, pages, size, dim), dtype, NAN)
     count = draw(st.integers(1, 2))
@@ -124,16 +165,22 @@ def test_seal_gives_the_bits_of_quantize(dtype, data):
         torch.randperm(pages, generator=random)[:count].to(DEVICE) for _ in range(2)
     )
     hot[:, source] = extreme(draw, (kv_heads, count, size, dim), dtype, random)
-    cold = poisoned(draw, spec, (kv_heads, pages), size, dim)
-    expected = cold.map(torch.clone)
-    for store, new in zip(
-        expected.tensors, quantize_as(hot[:, source], spec).tensors, strict=True
-    ):
+    aids = made_up(side, kv_heads, dim, random)
+    cold = poisoned(draw, side, (kv_heads, pages), size, dim, aids)
+    expected = [t.clone() for t in cold.tensors]
+    aids = [run.aid for run in cold.parts]  # where the pages are
+    sealed = quantize_as(hot[:, source], side, aids)
+    for store, new in zip(expected, sealed.tensors, strict=True):
         store[:, target] = new
     flags = new_flags(kv_heads)
-    seal(hot, source, cold, target, flags)
-    for got, want in zip(cold.tensors, expected.tensors, strict=True):
-        assert torch.equal(bits(got), bits(want))
+    for times in (1, 2):
+        seal(hot, source, cold, target, flags)
+        for got, want in zip(cold.tensors, expected, strict=True):
+            assert torch.equal(bits(got), bits(want))
+        for got, want in zip(cold.parts, sealed.parts, strict=True):
+            assert (got.clipped is None) == (want.clipped is None)
+            if got.clipped is not None:  # counted on
+                assert torch.equal(got.clipped, times * want.clipped)
     assert flags.tolist() == [0] * kv_heads
 
 
@@ -141,14 +188,38 @@ def test_seal_gives_the_bits_of_quantize(dtype, data):
 def test_seal_flags_a_group_that_does_not_fit(spec):
     hot = torch.zeros(2, 2, 16, 64, device=DEVICE)
     # A scale, a zero point or a value beyond float16, in the second head alone.
-    hot[1, 1, 5, 40], hot[1, 1, 6, 40] = 6e7, -6e7
-    cold = empty(spec, (2, 2), 16, 64, DEVICE)
+    hot[1, 1, 5, 40], hot[1, 1, 6, 40] = 3e8, -3e8
+    aids = made_up(spec, 2, 64, torch.Generator())
+    cold = empty(spec, (2, 2), 16, 64, DEVICE, aids)
     flags = new_flags(2)
     pages = torch.tensor([0, 1], device=DEVICE)
     seal(hot, pages, cold, pages, flags)
+    if spec.granularity == "static":  # such a scale takes anything, and counts it
+        assert flags.tolist() == [0, 0] and cold.clipped.tolist() == [0, 2]
+        return
     assert flags.tolist() == [0, TOO_LARGE]
     with pytest.raises(kvq.ValueOutOfRange):
         quantize_as(hot, spec)
+
+
+def test_every_e2m1_number_and_every_tie_rounds_as_pytorch_rounds():
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    ties = (numbers[1:] + numbers[:-1]) / 2
+    near = torch.cat([numbers, ties, ties * (1 + 2**-20), ties * (1 - 2**-20)])
+    near = torch.cat([near, -near])
+    # 6 · 448 in a block of its own makes the page's scale 1; 6 makes each block's.
+    page = torch.zeros(16, 64)
+    page[-1, -1] = 6 * 448.0
+    page[:, :48].unflatten(1, (3, 16))[..., 0] = 6.0
+    places = page[:, :48].unflatten(1, (3, 16))[:2, :, 1:]
+    places.copy_(torch.nn.functional.pad(near, (0, 90 - len(near))).view(2, 3, 15))
+    hot, spec = page.view(1, 1, 16, 64).to(DEVICE), kvq.Spec("fp4", "block")
+    cold, at = empty(spec, (1, 1), 16, 64, DEVICE), torch.zeros(1, dtype=torch.int64)
+    seal(hot, at.to(DEVICE), cold, at.to(DEVICE), new_flags(1))
+    assert cold.outer.item() == 1.0 and (cold.scale[0, 0, :2, :3] == 56).all()
+    assert torch.equal(cold.codes, quantize_as(hot, spec).codes)
+    back = cold.dequantize()[0, 0, :2, :48].unflatten(1, (3, 16))[..., 1:].cpu()
+    assert set(back.abs().unique().tolist()) == set(numbers.tolist())
 
 
 def test_every_e4m3_number_and_every_tie_rounds_as_pytorch_rounds():

@@ -10,8 +10,10 @@ from helpers import (
     WINDOWS,
     model_step,
     norm_in_full_precision,
+    real_calibration,
     real_model,
     real_text,
+    recipe,
     tiny_model,
 )
 
@@ -33,6 +35,13 @@ def own_perplexity(model, windows):
     return math.exp(sum(losses) / len(losses))
 
 
+def made(name, **changes):
+    """A scheme by name, made for the real model."""
+    return recipe(
+        name, kvq.KVShape(30, 3, 64), calibration=real_calibration(), **changes
+    )
+
+
 @pytest.fixture(scope="module")
 def windows():
     return torch.tensor(real_text()[2048:4096]).view(2, 1024)
@@ -42,7 +51,7 @@ def windows():
 def perplexity(windows):
     """The real model's perplexity by scheme, each computed once."""
     model, _ = real_model()
-    return {name: kvq.perplexity(model, windows, name) for name in SCHEMES}
+    return {name: kvq.perplexity(model, windows, made(name)) for name in SCHEMES}
 
 
 # -- perplexity of the real model ------------------------------------------------------
@@ -81,7 +90,7 @@ def test_the_real_models_logits_do_not_depend_on_the_chunk(name, monkeypatch):
     window = real_text()[:104]
     # Every other scheme with window and sinks; the tiny model below has all of both.
     extras = SCHEMES.index(name) % 2
-    scheme = kvq.scheme(name, recent=16 * extras, sinks=16 * extras)
+    scheme = made(name, recent=16 * extras, sinks=16 * extras)
     whole = kvq.logits(model, window, scheme, chunk=104)
     chunks = [16, 5] + [1] * (name in ("int8", "int4", "int2-kivi"))
     for chunk in chunks:
@@ -150,8 +159,9 @@ def test_logits_depend_neither_on_chunk_nor_company_nor_prefix(
     name, recent, sinks, monkeypatch
 ):
     norm_in_full_precision(monkeypatch)
-    model = tiny_model()
-    scheme = kvq.scheme(name, recent=recent, sinks=sinks)
+    model = tiny_model(head_dim=32)
+    shape = kvq.KVShape.of(model.config)
+    scheme = recipe(name, shape, 8, recent=recent, sinks=sinks)
     window = torch.randint(97, (90,), generator=torch.Generator().manual_seed(1))
     window = window.tolist()
     whole = kvq.logits(model, window, scheme, page_size=8)

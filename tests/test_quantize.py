@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import kvq_lib as kvq
 from kvq_lib.formats import decode_fp8
-from kvq_lib.quantize import empty
+from kvq_lib.storage import empty
 
 INTS = [
     (fmt, granularity, symmetric)

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvq_lib.kernels import append, backend, budget, decode, extend, reference, seal
-from kvq_lib.quantize import empty, quantize_as
+from kvq_lib.quantize import quantize_as
 from kvq_lib.schemes import Scheme
 from kvq_lib.schemes import scheme as find_scheme
+from kvq_lib.storage import empty
 
 OUTGROW = 8  # times the GPU's cache: bytes that a case reads before it reads any again
 DISTINCT = 64  # pages of random numbers; the pools repeat them in random order

@@ -23,7 +23,10 @@ RESULTS = PACKAGE.parent / "book" / "results"
 MODULES = (
     "checks.py",
     "formats.py",
+    "specs.py",
+    "storage.py",
     "quantize.py",
+    "turns.py",
     "schemes.py",
     "memory.py",
     "pages.py",
@@ -35,6 +38,17 @@ MODULES = (
     "kernels/reference.py",
     "bench/quality.py",
 )
+# What a kind of record depends on beyond them.
+FURTHER = {
+    "compensation": (
+        "calibrate.py",
+        "allocate.py",
+        "fit.py",
+        "search.py",
+        "course/planted.py",
+        "bench/compensate.py",
+    )
+}
 DISTRIBUTIONS = (
     "torch",
     "transformers",
@@ -118,17 +132,17 @@ def code_hash(source: str) -> str:
     return hashlib.sha256("".join(_code(ast.parse(source))).encode()).hexdigest()
 
 
-def library_hash(package: Path = PACKAGE) -> str:
-    """SHA-256 over the code of all modules that measurements depend on."""
+def library_hash(kind: str = "", package: Path = PACKAGE) -> str:
+    """SHA-256 over the code of all modules that a kind of record depends on."""
     digest = hashlib.sha256()
-    for module in MODULES:
+    for module in (*MODULES, *FURTHER.get(kind, ())):
         source = (package / module).read_text(encoding="utf-8")
         digest.update(f"{module} {code_hash(source)}\n".encode())
     return digest.hexdigest()
 
 
 # The code that this process runs; the files may change while it measures.
-_HASH_AT_IMPORT = library_hash()
+_HASH_AT_IMPORT = {kind: library_hash(kind) for kind in ("", *FURTHER)}
 
 
 def _cpu_model() -> str:
@@ -194,7 +208,8 @@ def record(
     """
     if isinstance(content, str):
         content = content.encode()
-    if library_hash() != _HASH_AT_IMPORT:
+    library = library_hash(kind)
+    if library != _HASH_AT_IMPORT.get(kind, _HASH_AT_IMPORT[""]):
         raise StaleRecord(
             "the library's code changed while this was measured: measure again"
         )
@@ -203,7 +218,7 @@ def record(
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": machine(),
         "versions": versions(),
-        "library": library_hash(),
+        "library": library,
         "model": model,
         "text": {
             "description": text,
@@ -239,7 +254,7 @@ def load(name: str, results: Path = RESULTS) -> dict[str, Any]:
             "run `make measure` in a checkout of the book"
         )
     found = json.loads(path.read_text(encoding="utf-8"))
-    current = library_hash()
+    current = library_hash(name)
     if found["library"] != current:
         raise StaleRecord(
             f"the record {name!r} of {found['date']} was measured with other library "

@@ -51,6 +51,10 @@ SCHEMES = {
     "int4-rotated": Look("#7A5C00", ">", (0, (5, 1)), "||"),
     "mixed": Look("#882255", "h", (0, (3, 1, 1, 1)), "OO"),
     "nvfp4": Look("#8A8A00", "*", (0, (1, 1)), "**"),
+    "int8-static": Look("#4B9CD3", "1", (0, (4, 2)), "/."),
+    "fp8-static": Look("#A64D79", "2", (0, (2, 2)), "x."),
+    "int4-feedback": Look("#005F45", "d", (0, (6, 2, 1, 2)), "+."),
+    "int2-feedback": Look("#8C3D00", "p", (0, (2, 1, 1, 1)), "o."),
 }
 
 #: For series that are no schemes (models, machines, policies), in this order.

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import NonFiniteValue, ValueOutOfRange
-from ..quantize import Quantized, Spec
 from ..schemes import Law
+from ..specs import Spec
+from ..storage import Quantized, Runs
+from ..turns import Turns
 from .append import append
 from .decode import decode
 from .extend import extend
@@ -22,6 +24,7 @@ from .launch import (
     require_page,
 )
 from .seal import seal
+from .turn import turn
 
 #: What `PagedKVCache.backend` calls it.
 NAME = "triton"
@@ -42,19 +45,22 @@ class Tables:
     extend: tuple[torch.Tensor, ...] | None
 
 
-def require_support(device: torch.device, dtype: torch.dtype, specs: list[Spec]):
+def require_support(
+    device: torch.device, dtype: torch.dtype, specs: list[tuple[Spec, ...]]
+) -> None:
     """Refuse a cache that the kernels cannot serve.
 
     Args:
         device, dtype: of the hot pages.
-        specs: storage of keys and values; empty for a cache that seals nothing.
+        specs: every way that keys, and that values, are stored in some layer; empty
+            for a cache that seals nothing.
 
     Raises:
         UnsupportedBackend: says what is missing.
     """
     require(device, dtype)
     if specs:
-        refuse_channel_values(specs[1])
+        refuse_channel_values(*specs[1])
 
 
 def plan(
@@ -113,7 +119,8 @@ def attend(
     k: torch.Tensor,
     v: torch.Tensor,
     hot: tuple[torch.Tensor, torch.Tensor],
-    cold: tuple[Quantized, Quantized] | None,
+    cold: "tuple[Quantized | Runs, Quantized] | None",
+    turns: Turns | None,
     pages: torch.Tensor,
     slots: torch.Tensor,
     sealing: tuple[torch.Tensor, torch.Tensor],
@@ -128,6 +135,8 @@ def attend(
         k, v: [tokens, kv_heads, dim].
         hot: key and value pools.
         cold: key and value pools; None for a cache that seals nothing.
+        turns: into the coordinates of the pools, and out of them; None where they are
+            the model's own.
         pages, slots: int [tokens], the hot page of each token, and its place there.
         sealing: hot and cold page ids, int [pages] each, of the pages that fill.
         tables: from `plan`.
@@ -140,17 +149,26 @@ def attend(
     Raises:
         UnsupportedBackend: a dtype, device or page size that the kernels do not take.
     """
-    limit = None
+    limit, dtype, kv_heads = None, q.dtype, k.shape[1]
     if cold is not None:
         require_page(hot[0].shape[2])
         limit = torch.finfo(torch.float16).max
+    if turns:
+        # Into float32, so that `append` rounds once; what q becomes is multiplied.
+        k = turn(k, turns.keys, kv_heads, torch.float32, flags)
+        v = turn(v, turns.values, kv_heads, torch.float32, flags)
+        q = turn(q, turns.queries, kv_heads, dtype, flags)
+        if not turns.outputs.still:
+            dtype = torch.float32
     append(hot, pages, slots, k, v, flags, limit)
     if len(sealing[0]):
         for pool, store in zip(hot, cold, strict=True):
             seal(pool, sealing[0], store, sealing[1], flags)
     if tables.decode is not None:
-        return decode(q, hot, cold, tables.decode, flags, scale)
-    return extend(q, hot, cold, tables.extend, tables.law, flags, scale)
+        out = decode(q, hot, cold, tables.decode, flags, scale, dtype=dtype)
+    else:
+        out = extend(q, hot, cold, tables.extend, tables.law, flags, scale, dtype=dtype)
+    return turn(out, turns.outputs, kv_heads, q.dtype) if turns else out
 
 
 def new_flags(layers: int, kv_heads: int, device: torch.device) -> torch.Tensor:

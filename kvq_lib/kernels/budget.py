@@ -7,8 +7,8 @@ this module gives are predictions from data sheets, not measurements.
 
 from collections.abc import Iterable
 
-from ..quantize import Spec
-from ..schemes import SCHEMES, Law, scheme
+from ..schemes import SCHEMES, Law, Scheme, scheme
+from ..specs import Side
 
 #: Memory bandwidth in GB/s, from NVIDIA's data sheets "L4 Tensor Core GPU" (2023),
 #: "A100 Tensor Core GPU" (80GB SXM, 2021), "H100 Tensor Core GPU" (SXM, 2023) and "H200
@@ -52,16 +52,35 @@ def append(
     return numbers * new + 2 * 8 * tokens * kv_heads, numbers * hot
 
 
+def turn(
+    tokens: int, heads: int, dim: int, x: int = 2, out: int = 4
+) -> tuple[int, int]:
+    """Bytes (read, written) by `turn`; `x` and `out` bytes an element. What it knows of
+    the channels comes from the cache of the chip and is not counted."""
+    numbers = tokens * heads * dim
+    return numbers * x, numbers * out
+
+
 def seal(
-    pages: int, kv_heads: int, page_size: int, dim: int, spec: Spec, hot: int = 2
+    pages: int, kv_heads: int, page_size: int, dim: int, side: Side, hot: int = 2
 ) -> tuple[int, int]:
     """Bytes (read, written) by `seal` for one side; `hot` bytes an element.
 
-    A second pass over a page comes from the cache of the chip and is not counted.
+    A second pass over a page comes from the cache of the chip and is not counted; but
+    where errors are fed back, a second kernel reads the page and its scales again, and
+    for each kv head the shares, and writes the codes again.
     """
-    each = pages * kv_heads
-    read = each * (page_size * dim * hot + 2 * 8)
-    return read, each * spec.nbytes(page_size, dim)
+    read = written = 0
+    for spec, width in side.runs(dim):
+        each, stored = pages * kv_heads, spec.nbytes(page_size, width)
+        page = page_size * width * hot + 2 * 8
+        read += each * page
+        written += each * stored
+        if "feedback" in spec.aids:
+            codes = page_size * spec.fmt.packed_width(width)
+            read += each * (page + stored - codes) + kv_heads * width * width * 4
+            written += each * codes
+    return read, written
 
 
 def decode(
@@ -69,19 +88,21 @@ def decode(
     heads: int,
     kv_heads: int,
     dim: int,
-    name: str,
+    name: "str | Scheme",
     page_size: int,
     hot: int = 2,
     splits: int = 1,
+    layer: int = 0,
 ) -> tuple[int, int]:
     """Bytes (read, written) by `decode` for sequences of `lengths` tokens, the query's
-    own token included; q and output have `hot` bytes an element.
+    own token included; q and output have `hot` bytes an element. `layer` counts where
+    a scheme stores layers differently. Static scales are not counted.
     """
     recipe = scheme(name)
     law, read, written = recipe.law(page_size), 0, 0
     for length in lengths:
         cold_pages, hot_tokens = pages_read(law, length)
-        read += kv_heads * cold_pages * recipe.page_nbytes(page_size, dim)
+        read += kv_heads * cold_pages * recipe.page_nbytes(page_size, dim, layer)
         read += kv_heads * hot_tokens * 2 * dim * hot
         entries = cold_pages + -(-hot_tokens // page_size)
         read += kv_heads * INDEX * (entries + 2 * splits)
@@ -114,10 +135,11 @@ def extend(
     heads: int,
     kv_heads: int,
     dim: int,
-    name: str,
+    name: "str | Scheme",
     page_size: int,
     queries: int,
     hot: int = 2,
+    layer: int = 0,
 ) -> tuple[int, int]:
     """Bytes (read, written) by `extend` for one sequence of `length` new tokens from
     position `start` on, in tiles of `queries` tokens; tables are not counted.
@@ -131,7 +153,7 @@ def extend(
         oldest = law.hot(first // page_size)[1].start
         pages = len(sinks) + max(0, window.stop - oldest)
         tokens = pages * page_size - (page_size - 1 - last % page_size)
-        read += kv_heads * cold * recipe.page_nbytes(page_size, dim)
+        read += kv_heads * cold * recipe.page_nbytes(page_size, dim, layer)
         read += kv_heads * tokens * 2 * dim * hot
     passes = 2 if recipe.seals else 1
     return read + passes * length * heads * dim * hot, length * heads * dim * hot
@@ -169,6 +191,8 @@ def predictions(
         for batch in batches:
             base = None
             for name in SCHEMES:
+                if name == "mixed":
+                    continue  # its widths depend on the model
                 moved = decode([length] * batch, heads, kv_heads, dim, name, page_size)
                 time = seconds(moved, gpu)
                 base = base or time  # `native` comes first

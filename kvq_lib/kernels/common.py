@@ -20,15 +20,17 @@ def numbers(
 ):
     """What the codes of one part mean, times FACTOR (a power of two), in DTYPE.
 
-    Exact. fp8 numbers come out divided by 256 (see `fp8_scaled`): the caller has that
-    in the scale. A float16 with the bits 0x6400 | c is 1024 + c, and with the code
-    still shifted 1024 + UP · c: mask, or, and one multiply-add cost less than a shift
-    and a conversion from integer.
+    Exact. fp8 numbers come out divided by 256 (see `fp8_scaled`), fp4 numbers by 2^14:
+    the caller has that in the scale. A float16 with the bits 0x6400 | c is 1024 + c,
+    and with the code still shifted 1024 + UP · c: mask, or, and one multiply-add cost
+    less than a shift and a conversion from integer.
     """
     if FORMAT == "fp16":
         return raw.to(DTYPE)
     elif FORMAT == "fp8":
         return (fp8_scaled(raw) * FACTOR).to(DTYPE)
+    elif FORMAT == "fp4":
+        return (fp4_scaled(raw, PART) * FACTOR).to(DTYPE)
     else:
         BITS: tl.constexpr = 2 if FORMAT == "int2" else (4 if FORMAT == "int4" else 8)
         UP: tl.constexpr = 1 << (PART * BITS)
@@ -72,6 +74,17 @@ def fp8_scaled(raw):
 
 
 @triton.jit
+def fp4_scaled(raw, PART: tl.constexpr):
+    """e2m1 bits, the low or the high ones of a byte, to float16, divided by 2^14."""
+    wide = raw.to(tl.int16)
+    if PART == 0:
+        bits = ((wide & 0x8) << 12) | ((wide & 0x7) << 9)
+    else:
+        bits = ((wide & 0x80) << 8) | ((wide & 0x70) << 5)
+    return bits.to(tl.float16, bitcast=True)
+
+
+@triton.jit
 def fp8_bits(x):
     """Round float32 to e4m3, to nearest even, saturating at 448; its bits, int32.
 
@@ -86,6 +99,26 @@ def fp8_bits(x):
     # Below 2^-6 codes are multiples of 2^-9, the unit in the last place of 2^14.
     small = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
     return ((bits >> 24) & 0x80) | tl.where(size < 0.015625, small, normal)
+
+
+@triton.jit
+def fp8_ceil(x):
+    """The smallest positive e4m3 number that is at least x, 0 ≤ x ≤ 448; its bits."""
+    bits = fp8_bits(x)
+    bits += (fp8_scaled(bits).to(tl.float32) * 256.0 < x).to(tl.int32)
+    return tl.maximum(bits, 1)
+
+
+@triton.jit
+def fp4_bits(x):
+    """Round float32 to e2m1, to nearest even, saturating at 6; its bits, int32.
+
+    The step is 0.5 below 2, 1 below 4 and 2 from there on. Codes count steps.
+    """
+    size = tl.minimum(tl.abs(x), 6.0)
+    far = tl.where(size < 4.0, round_even(size) + 2.0, round_even(size * 0.5) + 4.0)
+    code = tl.where(size < 2.0, round_even(size * 2.0), far).to(tl.int32)
+    return code | ((x.to(tl.int32, bitcast=True) >> 28) & 0x8)
 
 
 @triton.jit

@@ -28,8 +28,11 @@ LIST = HERE / "variants.txt"
 RESULTS = HERE.parents[1] / "_build" / "kernels.json"
 
 TARGETS = (75, 80, 86, 89, 90, 100)
-KERNELS = ("append", "seal-keys", "seal-values", "decode", "merge", "extend")
-SCHEMES = ("native", "fp16", "fp8", "int8", "int4", "int4-kivi", "int2-kivi", "k8v4")
+KERNELS = ("append", "turn", "seal-keys", "seal-values", "decode", "merge", "extend")
+SCHEMES = (
+    "native", "fp16", "fp8", "int8", "int4", "int4-kivi", "int2-kivi", "k8v4",
+    "nvfp4", "mixed", "int8-static", "int4-feedback",
+)  # fmt: skip
 PAGES = (16, 32, 64)
 DIMS = (64, 80, 96, 128, 256)
 GROUPS = (1, 4, 7, 16)
@@ -57,11 +60,12 @@ class Variant:
 
     @property
     def possible(self) -> bool:
-        """Whether such a kernel can be asked for: no GPU of sm_75 has bfloat16, and
-        `native` seals nothing."""
+        """Whether such a kernel can be asked for: no GPU of sm_75 has bfloat16,
+        `native` seals nothing, and feedback changes only how pages are sealed."""
         if self.target == 75 and self.dtype == "bfloat16":
             return False
-        return not (self.scheme == "native" and self.kernel.startswith("seal"))
+        seals = self.kernel.startswith("seal")
+        return {"native": not seals, "int4-feedback": seals}.get(self.scheme, True)
 
     def __str__(self) -> str:
         return " ".join(map(str, asdict(self).values()))
@@ -69,15 +73,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class Report:
-    """What one kernel became.
+    """What a kernel became; or several, where pages are sealed by more than one.
 
     Attributes:
-        registers: of a thread.
-        spilled: bytes of a thread's registers that went to memory.
-        shared: bytes of shared memory of a block.
-        matrix: matrix instructions.
+        registers: of a thread; the most.
+        spilled: bytes of a thread's registers that went to memory; the most.
+        shared: bytes of shared memory of a block; the most.
+        matrix: matrix instructions, of all together.
         instructions: all of them.
-        fp8: whether the PTX names an FP8 type.
+        fp8: whether the PTX of any names an FP8 type.
+        fused: whether that of any has products and sums in one instruction, in float32.
     """
 
     registers: int
@@ -86,6 +91,7 @@ class Report:
     matrix: int
     instructions: int
     fp8: bool
+    fused: bool
 
 
 def every_variant() -> Iterator[Variant]:
@@ -100,8 +106,9 @@ def pairs(variant: Variant) -> set[tuple]:
     return {(a, b) for i, a in enumerate(choices) for b in choices[i + 1 :]}
 
 
-def pairwise() -> list[Variant]:
-    """A short list of variants that covers every possible pair of choices.
+def short_list() -> list[Variant]:
+    """What is served most, and variants that cover every other possible pair of
+    choices.
 
     Greedy: each step takes the variant that covers most of the pairs still missing,
     among those that cover the first missing one. Always gives the same list.
@@ -109,7 +116,9 @@ def pairwise() -> list[Variant]:
     variants = list(every_variant())
     covers = {v: pairs(v) for v in variants}
     missing = dict.fromkeys(p for v in variants for p in sorted(covers[v], key=str))
-    chosen = []
+    chosen = serving()
+    for pair in set().union(*map(pairs, chosen)):
+        missing.pop(pair, None)
     while missing:
         first = next(iter(missing))
         best = max(
@@ -125,12 +134,13 @@ def pairwise() -> list[Variant]:
 def serving() -> list[Variant]:
     """What is served most: heads of 128 channels, four queries each, in float16, on
     pages of 16; every scheme, on three generations."""
-    return [
+    served = (
         Variant(target, kernel, name, 16, 128, 4, "float16")
         for target in (75, 80, 90)
         for kernel in ("decode", "extend")
         for name in SCHEMES
-    ]
+    )
+    return [variant for variant in served if variant.possible]
 
 
 def listed() -> list[Variant]:
@@ -145,42 +155,67 @@ def listed() -> list[Variant]:
 # -- from a variant to machine code ----------------------------------------------------
 
 
+def sides(name: str, dim: int) -> tuple:
+    """How a scheme stores keys and values, with the recipes that calibration makes."""
+    from ..schemes import SCHEMES as RECIPES
+    from ..specs import Mixed, Spec
+
+    if name == "mixed":
+        return Mixed(channels=(16, 16, dim - 32)), RECIPES[name].values
+    if name == "int4-feedback":
+        return (Spec("int4", "token", symmetric=False, aids=("feedback",)),) * 2
+    return RECIPES[name].keys, RECIPES[name].values
+
+
 def launches(variant: Variant) -> list:
     """The launches of a variant, on tensors without storage."""
     import torch
 
-    from ..quantize import empty
-    from ..schemes import SCHEMES as RECIPES
-    from . import append, decode, extend, seal
+    from ..storage import Aid, empty
+    from ..turns import Turn, hadamard_block
+    from . import append, decode, extend, seal, turn
 
     kv_heads, pages, sequences, width = 8, 4096, 32, 512
     size, dim = variant.page_size, variant.dim
-    recipe, dtype = RECIPES[variant.scheme], getattr(torch, variant.dtype)
+    keys, values = sides(variant.scheme, dim)
+    dtype = getattr(torch, variant.dtype)
 
     def tensor(*shape, dtype=dtype):
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    def ints(*shape):
-        return tensor(*shape, dtype=torch.int32)
+    def ints(*shape, dtype=torch.int32):
+        return tensor(*shape, dtype=dtype)
+
+    def store(side):
+        aids = [
+            Aid(
+                scale=tensor(kv_heads, 1, 1, 1, dtype=torch.float16),
+                feedback=tensor(kv_heads, dim, dim, dtype=torch.float32)
+                if "feedback" in spec.aids
+                else None,
+            )
+            for spec, _ in side.runs(dim)
+        ]
+        return empty(side, (kv_heads, pages), size, dim, "meta", aids)
 
     # As the cache chooses it: float16 for float32 models, unless nothing is sealed.
-    half = recipe.seals and dtype == torch.float32
+    half = keys is not None and dtype == torch.float32
     pool = tensor(kv_heads, pages, size, dim, dtype=torch.float16 if half else dtype)
     hot, flags = (pool, pool), ints(kv_heads)
-    cold = None
-    if recipe.seals:
-        cold = tuple(
-            empty(spec, (kv_heads, pages), size, dim, "meta")
-            for spec in (recipe.keys, recipe.values)
-        )
+    cold = None if keys is None else (store(keys), store(values))
     q = tensor(sequences, kv_heads * variant.group, dim)
     k = tensor(sequences, kv_heads, dim)
     tables = [ints(sequences, width), ints(sequences, width)]
     if variant.kernel == "append":
         return append.prepare(hot, ints(sequences), ints(sequences), k, k, flags)
+    if variant.kernel == "turn":
+        each = tensor(kv_heads, dim, dtype=torch.float32)
+        order = ints(kv_heads, dim, dtype=torch.int64)
+        how = Turn(each, each, hadamard_block(dim), order, each)
+        return turn.prepare(q, q, how, kv_heads, flags)
     if variant.kernel.startswith("seal"):
-        store = cold[variant.kernel == "seal-values"]
-        return seal.prepare(pool, ints(sequences), store, ints(sequences), flags)
+        side = cold[variant.kernel == "seal-values"]
+        return seal.prepare(pool, ints(sequences), side, ints(sequences), flags)
     if variant.kernel == "extend":
         read = (*tables, ints(sequences + 1), ints(sequences))
         return extend.prepare(
@@ -232,25 +267,36 @@ POINTERS = {
 }
 
 
-def compiled_launch(variant: Variant) -> tuple:
-    """The launch of a variant, and what Triton compiled it to."""
+def compiled_launches(variant: Variant) -> list[tuple]:
+    """The launches of a variant, each with what Triton compiled it to."""
     import triton
     from triton.backends.compiler import GPUTarget
 
-    (launch,) = launches(variant)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages}
     target = GPUTarget("cuda", variant.target, 32)
-    return launch, triton.compile(source(launch), target=target, options=options)
+    return [
+        (one, triton.compile(source(one), target=target, options=one.options))
+        for one in launches(variant)
+    ]
+
+
+def compiled_launch(variant: Variant) -> tuple:
+    """The only launch of a variant, and what Triton compiled it to."""
+    (both,) = compiled_launches(variant)
+    return both
 
 
 def build(variant: Variant) -> Report:
     """Compile a variant, and read its machine code."""
-    _, compiled = compiled_launch(variant)
-    ptx = compiled.asm["ptx"]
+    made = [compiled for _, compiled in compiled_launches(variant)]
+    found = [read_cubin(one.asm["cubin"]) for one in made]
+    shared = [one.metadata.shared for one in made]
+    ptx = "".join(one.asm["ptx"] for one in made)
     return Report(
-        **read_cubin(compiled.asm["cubin"]),
-        shared=compiled.metadata.shared,
+        **{key: max(x[key] for x in found) for key in ("registers", "spilled")},
+        shared=max(shared),
+        **{key: sum(x[key] for x in found) for key in ("matrix", "instructions")},
         fp8=re.search(r"e4m3|e5m2", ptx) is not None,
+        fused="fma.rn.f32" in ptx,
     )
 
 
@@ -298,8 +344,7 @@ def main() -> None:
             "# target kernel scheme page_size dim group dtype: all pairs of choices",
             "# and, for decode and extend, the shape that is served most",
         ]
-        chosen = sorted({*pairwise(), *serving()})
-        LIST.write_text("\n".join([*lines, *map(str, chosen)]) + "\n")
+        LIST.write_text("\n".join([*lines, *map(str, short_list())]) + "\n")
         return
     variants = list(every_variant()) if given.all else listed()
     print("registers spilled  shared matrix instructions  variant")
@@ -344,7 +389,8 @@ def fingerprint() -> str:
     """A hash of all that decides what a variant compiles to."""
     import triton
 
-    sources = [*sorted(HERE.glob("*.py")), HERE.parent / "quantize.py"]
+    library = ("specs.py", "storage.py", "schemes.py", "turns.py", "formats.py")
+    sources = [*sorted(HERE.glob("*.py")), *(HERE.parent / name for name in library)]
     text = triton.__version__ + "".join(path.read_text() for path in sources)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -4,14 +4,15 @@ import torch
 import triton
 import triton.language as tl
 
-from ..quantize import Quantized
+from ..storage import Quantized, Runs
+from .arguments import attention_arguments
+from .cold import cold_scores, cold_values, query_runs, settle
 from .common import is_finite, raise_flag, rounded
 from .launch import (
     FASTEST,
     LOG2_E,
     Launch,
     Tiling,
-    attention_arguments,
     capability,
     code_bits,
     decode_tiling,
@@ -22,15 +23,12 @@ from .launch import (
 )
 from .merge import merge_launch
 from .tiles import (
-    cold_scores,
-    cold_values,
     empty_sums,
     hot_scores,
     hot_values,
     locate,
     query_factor,
     query_parts,
-    settle,
     softmax_step,
 )
 
@@ -52,6 +50,8 @@ def decode_kernel(
     NONFINITE: tl.constexpr,
     OVERFLOW: tl.constexpr,
     KEYS: tl.constexpr,
+    KEYS_2: tl.constexpr,
+    KEYS_3: tl.constexpr,
     VALUES: tl.constexpr,
     HOT_K: tl.constexpr,
     HOT_V: tl.constexpr,
@@ -97,24 +97,23 @@ def decode_kernel(
     if KEYS is not None:
         count = tl.load(counts + sequence)
         table = cold_table[0] + sequence * cold_table[1]
-        parts, qsum = query_parts(
-            q[0], q_rows, real_row, inverse, CHANNEL, K_PARTS, DIM // K_PARTS, K_PAD,
-            COLD_DOT,
-        )  # fmt: skip
+        parts, qsums = query_runs(
+            q[0], q_rows, real_row, inverse, CHANNEL, KEYS, KEYS_2, KEYS_3, COLD_DOT
+        )
         first, last = share(count, split, COLD_TILE, SPLITS)
         for start in range(first, last, COLD_TILE):
             s = cold_scores(
-                parts, qsum, cold_k, table, head, start, count,
-                KEYS, K_PARTS, DIM // K_PARTS, K_PAD, PAGE, COLD_TILE, COLD_DOT,
+                parts, qsums, cold_k, table, head, start, count,
+                KEYS, KEYS_2, KEYS_3, PAGE, COLD_TILE, COLD_DOT,
             )  # fmt: skip
             real = (start + tl.arange(0, COLD_TILE)) < count
             s = tl.where(real[None, :], s * units, float("-inf"))
             p, alpha, m, total = softmax_step(s, m, total)
             reach, sums, shift = cold_values(
                 p, alpha, reach, sums, shift, cold_v, table, head, start, count,
-                VALUES, V_PARTS, DIM // V_PARTS, V_PAD, PAGE, COLD_TILE, COLD_DOT,
+                VALUES, PAGE, COLD_TILE, COLD_DOT,
             )  # fmt: skip
-        reach, sums = settle(reach, sums, VALUES, V_PARTS)
+        reach, sums = settle(reach, sums, VALUES)
 
     count = tl.load(counts + tl.num_programs(0) + sequence)
     table = hot_table[0] + sequence * hot_table[1]
@@ -176,12 +175,13 @@ def share(count, split, TILE: tl.constexpr, SPLITS: tl.constexpr):
 def decode(
     q: torch.Tensor,
     hot: tuple[torch.Tensor, torch.Tensor],
-    cold: tuple[Quantized, Quantized] | None,
+    cold: "tuple[Quantized | Runs, Quantized] | None",
     tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     flags: torch.Tensor,
     scale: float,
     tiling: Tiling | None = None,
     splits: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Attention of one query token per sequence.
 
@@ -200,9 +200,10 @@ def decode(
         tiling: shape of the work; default: what `tune` found, or `decode_tiling`.
         splits: programs that share the pages of one sequence and kv head, a power of
             two; default: `split_count`.
+        dtype: of the output; default: q's.
 
     Returns:
-        [sequences, heads, dim] in q's dtype.
+        [sequences, heads, dim].
 
     Raises:
         UnsupportedBackend: a dtype, device or granularity that is not implemented.
@@ -211,7 +212,7 @@ def decode(
     in the tables once, the tables and q once a split; writes the output, and for
     several splits S writes and reads sequences·heads·S·(D + 2)·4 bytes of partial sums.
     """
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty(q.shape, dtype=dtype or q.dtype, device=q.device)
     for launch in prepare(q, out, hot, cold, tables, flags, scale, tiling, splits):
         launch.run()
     return out

@@ -4,14 +4,15 @@ import torch
 import triton
 import triton.language as tl
 
-from ..quantize import Quantized
+from ..storage import Quantized, Runs
+from .arguments import attention_arguments
+from .cold import cold_scores, cold_values, query_runs, settle
 from .common import is_finite, raise_flag, rounded
 from .launch import (
     FASTEST,
     LOG2_E,
     Launch,
     Tiling,
-    attention_arguments,
     by_channel,
     capability,
     extend_tiling,
@@ -20,14 +21,11 @@ from .launch import (
     tiling_key,
 )
 from .tiles import (
-    cold_scores,
-    cold_values,
     empty_sums,
     hot_scores,
     hot_values,
     query_factor,
     query_parts,
-    settle,
     softmax_step,
 )
 
@@ -55,6 +53,8 @@ def extend_kernel(
     NONFINITE: tl.constexpr,
     OVERFLOW: tl.constexpr,
     KEYS: tl.constexpr,
+    KEYS_2: tl.constexpr,
+    KEYS_3: tl.constexpr,
     VALUES: tl.constexpr,
     HOT_K: tl.constexpr,
     HOT_V: tl.constexpr,
@@ -121,23 +121,22 @@ def extend_kernel(
         visible = tl.maximum(query_page - window - sinks, 0) * PAGE
         count = tl.maximum(last_page - window - sinks, 0) * PAGE
         table = cold_table[0] + sequence.to(tl.int64) * cold_table[1]
-        parts, qsum = query_parts(
-            q[0], q_rows, real_row, inverse, CHANNEL, K_PARTS, DIM // K_PARTS, K_PAD,
-            COLD_DOT,
-        )  # fmt: skip
+        parts, qsums = query_runs(
+            q[0], q_rows, real_row, inverse, CHANNEL, KEYS, KEYS_2, KEYS_3, COLD_DOT
+        )
         for start in range(0, count, TILE):
             s = cold_scores(
-                parts, qsum, cold_k, table, head, start, count,
-                KEYS, K_PARTS, DIM // K_PARTS, K_PAD, PAGE, TILE, COLD_DOT,
+                parts, qsums, cold_k, table, head, start, count,
+                KEYS, KEYS_2, KEYS_3, PAGE, TILE, COLD_DOT,
             )  # fmt: skip
             seen = (start + tl.arange(0, TILE))[None, :] < visible[:, None]
             s = tl.where(seen, s * units, float("-inf"))
             p, alpha, m, total = softmax_step(s, m, total)
             reach, sums, shift = cold_values(
                 p, alpha, reach, sums, shift, cold_v, table, head, start, count,
-                VALUES, V_PARTS, DIM // V_PARTS, V_PAD, PAGE, TILE, COLD_DOT,
+                VALUES, PAGE, TILE, COLD_DOT,
             )  # fmt: skip
-        reach, sums = settle(reach, sums, VALUES, V_PARTS)
+        reach, sums = settle(reach, sums, VALUES)
 
     # Hot pages to read: the sinks, then the window of the tile's first query to the
     # page of its last one. Both are runs of the table; tiles cross the seam.
@@ -192,12 +191,13 @@ def extend_kernel(
 def extend(
     q: torch.Tensor,
     hot: tuple[torch.Tensor, torch.Tensor],
-    cold: tuple[Quantized, Quantized] | None,
+    cold: "tuple[Quantized | Runs, Quantized] | None",
     tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     law: tuple[int, int],
     flags: torch.Tensor,
     scale: float,
     tiling: Tiling | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Attention of a chunk of query tokens per sequence, laid one after the other.
 
@@ -220,9 +220,10 @@ def extend(
         scale: factor of the scores.
         tiling: shape of the work (`hot` is not used); default: what `tune` found, or
             `extend_tiling`.
+        dtype: of the output; default: q's.
 
     Returns:
-        [tokens, heads, dim] in q's dtype.
+        [tokens, heads, dim].
 
     Raises:
         UnsupportedBackend: a dtype, device or granularity that is not implemented.
@@ -231,7 +232,7 @@ def extend(
     sees, once a kv head; q is read twice where both hot and cold pages are, and the
     output written once.
     """
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty(q.shape, dtype=dtype or q.dtype, device=q.device)
     for launch in prepare(q, out, hot, cold, tables, law, flags, scale, tiling):
         launch.run()
     return out

@@ -1,16 +1,17 @@
-"""The host side that kernels share: what can run where, tile sizes, arguments."""
+"""The host side that kernels share: launches, what can run where, tile sizes."""
 
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from ..errors import InvalidArgument, UnsupportedBackend
-from ..quantize import Quantized, Spec
+from ..errors import UnsupportedBackend
+from ..specs import Spec
+from ..storage import Quantized, Runs
 
 #: Bits of a flag: a value was NaN or infinite; a finite one did not fit its storage;
 #: scores overflowed.
@@ -35,6 +36,8 @@ class Launch:
         grid: programs along up to three axes.
         arguments: by name; tensors, ints, floats, constants, and tuples of them.
         warps, stages: of a program; depth of its pipeline of loads.
+        fuse: whether a product and a sum may become one instruction, which rounds once
+            instead of twice. False where each bit must be PyTorch's.
     """
 
     kernel: Any
@@ -42,12 +45,20 @@ class Launch:
     arguments: dict[str, Any]
     warps: int = 4
     stages: int = 2
+    fuse: bool = True
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What Triton's compiler is told beyond the arguments."""
+        return {
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+            "enable_fp_fusion": self.fuse,
+        }
 
     def run(self) -> None:
         """Queue the kernel on the current stream. Does not wait for it."""
-        self.kernel[self.grid](
-            **self.arguments, num_warps=self.warps, num_stages=self.stages
-        )
+        self.kernel[self.grid](**self.arguments, **self.options)
 
 
 def interpreted() -> bool:
@@ -103,12 +114,7 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-# -- arguments -------------------------------------------------------------------------
-
-
-def parts_of(cold: Quantized | None) -> int:
-    """Slices of channels that one byte of codes holds: 1, 2 or 4."""
-    return 1 if cold is None else cold.spec.fmt.per_byte
+# -- what is asked of storage ----------------------------------------------------------
 
 
 def padded(width: int) -> int:
@@ -116,65 +122,15 @@ def padded(width: int) -> int:
     return max(16, triton.next_power_of_2(width))
 
 
-def pool_arguments(pool: torch.Tensor) -> tuple[tuple, tuple[int, int]]:
-    """A hot pool as a kernel takes it, and its strides inside a page."""
-    return (pool, pool.stride(0), pool.stride(1)), (pool.stride(2), pool.stride(3))
-
-
-def cold_arguments(cold: Quantized | None) -> tuple[tuple, tuple | None]:
-    """Cold keys or values as a kernel takes them, and their constant SIDE; see
-    `tiles`."""
-    if cold is None:
-        return (None, None, None), None
-    spec = cold.spec
-    codes = stored_codes(cold)
-
-    def place(x):
-        return None if x is None else (x, x.stride(0), x.stride(1))
-
-    def step(x):
-        return 0 if x is None else x.stride(2 if spec.granularity == "token" else 3)
-
-    offset = spec.offset if spec.fmt.kind == "int" else 0
-    # What `small_numbers` divides by.
-    unit = 256.0 if spec.format == "fp8" else 1.0
-    if spec.fmt.per_byte > 1 and not offset:
-        unit = 512.0
-    bound = 2.0 if spec.format == "fp8" else 2.0**spec.fmt.bits
-    side = (
-        spec.format,
-        spec.granularity or "none",
-        offset,
-        spec.symmetric,
-        bound,
-        codes.stride(2),
-        codes.stride(3),
-        step(cold.scale),
-        step(cold.zero),
-        spec.fmt.per_byte,
-        unit,
-    )
-    return (place(codes), place(cold.scale), place(cold.zero)), side
-
-
-def stored_codes(cold: Quantized) -> torch.Tensor:
-    """The codes in their own dtype: bytes, or float16 for fp16."""
-    if cold.spec.format != "fp16":
-        return cold.codes
-    try:
-        return cold.codes.view(torch.float16)
-    except RuntimeError as error:
-        raise InvalidArgument(f"pool of float16 bytes: {error}") from None
-
-
-def code_bits(cold: tuple[Quantized, Quantized] | None) -> int:
+def code_bits(cold: "tuple[Quantized | Runs, Quantized] | None") -> int:
     """The most bits of a code among keys and values; 16 where nothing is cold.
 
-    FP8 counts as 16: its codes become float16 in registers, by bits of their own.
+    FP4 and FP8 count as 16: their codes become float16 in registers, by bits of their
+    own.
     """
     if not cold:
         return 16
-    formats = [side.spec.fmt for side in cold]
+    formats = [part.spec.fmt for side in cold for part in side.parts]
     return max(16 if fmt.kind == "float" else fmt.bits for fmt in formats)
 
 
@@ -191,67 +147,17 @@ def require_page(page_size: int) -> None:
         )
 
 
-def refuse_channel_values(spec: Spec | None) -> None:
+def refuse_channel_values(*specs: Spec | None) -> None:
     """Values are summed over tokens; a scale per channel would not come out of the sum.
 
     Raises:
         UnsupportedBackend: values with a scale per channel.
     """
-    if spec is not None and spec.granularity == "channel":
+    if any(spec is not None and spec.granularity == "channel" for spec in specs):
         raise UnsupportedBackend(
             "the Triton kernels read values with scales per token or page, not per "
             'channel; backend="torch" does'
         )
-
-
-def attention_arguments(q, hot, keys, values, tiling) -> dict[str, Any]:
-    """What `decode` and `extend` take alike."""
-    dim, kv_heads = q.shape[2], hot[0].shape[0]
-    hot_k, inner_k = pool_arguments(hot[0])
-    hot_v, inner_v = pool_arguments(hot[1])
-    cold_k, key_side = cold_arguments(keys)
-    cold_v, value_side = cold_arguments(values)
-    cold_dot, hot_dot = dot_dtypes(q, hot[0])
-    k_parts, v_parts = parts_of(keys), parts_of(values)
-    while dim // k_parts > tiling.slice and dim % (2 * k_parts) == 0:
-        k_parts *= 2
-    return {
-        "hot_k": hot_k,
-        "hot_v": hot_v,
-        "cold_k": cold_k,
-        "cold_v": cold_v,
-        "NONFINITE": NONFINITE,
-        "OVERFLOW": OVERFLOW,
-        "KEYS": key_side,
-        "VALUES": value_side,
-        "HOT_K": inner_k,
-        "HOT_V": inner_v,
-        "CHANNEL": q.stride(2),
-        "K_PARTS": k_parts,
-        "V_PARTS": v_parts,
-        "K_PAD": padded(dim // k_parts),
-        "V_PAD": padded(dim // v_parts),
-        "DIM": dim,
-        "DIM_PAD": padded(dim),
-        "GROUP": q.shape[1] // kv_heads,
-        "ROWS": tiling.rows,
-        "PAGE": hot[0].shape[2],
-        "COLD_DOT": cold_dot,
-        "HOT_DOT": hot_dot,
-    }
-
-
-def dot_dtypes(q: torch.Tensor, hot: torch.Tensor) -> tuple:
-    """Triton dtypes of the products with cold and with hot pages.
-
-    Codes are exact in float16, and `tiles` keeps q in its range, for bfloat16 models
-    too. Hot pages are multiplied in their own dtype, unless q has more bits.
-    """
-    if q.dtype == torch.float32:
-        return tl.float32, tl.float32
-    if hot.dtype == torch.float16 or hot.dtype == q.dtype:
-        return tl.float16, DTYPES[hot.dtype]
-    return tl.float16, tl.float32
 
 
 # -- tiles -----------------------------------------------------------------------------
@@ -308,7 +214,8 @@ def extend_tiling(
     """Tiles of `extend`; see `decode_tiling`.
 
     Args:
-        by_channel: keys have a scale per channel: scaled codes take registers, too.
+        by_channel: keys have a scale per channel or block: scaled codes take registers,
+            too.
     """
     warps = 8 if padded(dim) > 128 else 4
     if target < 80 or dtype == torch.float32:
@@ -320,9 +227,11 @@ def extend_tiling(
     return Tiling(max(64, triton.next_power_of_2(group)), cold=32, hot=32)
 
 
-def by_channel(cold: tuple[Quantized, Quantized] | None) -> bool:
-    """Whether cold keys have a scale per channel."""
-    return cold is not None and cold[0].spec.granularity == "channel"
+def by_channel(cold: "tuple[Quantized | Runs, Quantized] | None") -> bool:
+    """Whether cold keys have a scale per channel, or per block of them."""
+    return cold is not None and any(
+        run.spec.granularity in ("channel", "block") for run in cold[0].parts
+    )
 
 
 #: Tiles that `tune` found to be the fastest, by `tiling_key`.
@@ -330,11 +239,17 @@ FASTEST: dict[tuple, Tiling] = {}
 
 
 def tiling_key(kernel: str, target: int, q, hot, cold) -> tuple:
-    """All that decides which tiles are best, as far as tiles know it."""
+    """All that decides which tiles are best, as far as tiles know it.
+
+    Of cold pages that is how they are read: what was done about the error is not.
+    """
     kv_heads, _, page_size, dim = hot[0].shape
-    specs = cold and tuple(side.spec for side in cold)
+    sides = cold and tuple(
+        tuple((replace(run.spec, aids=()), run.shape[-1]) for run in side.parts)
+        for side in cold
+    )
     group = q.shape[1] // kv_heads
-    return kernel, target, group, dim, q.dtype, hot[0].dtype, specs, page_size
+    return kernel, target, group, dim, q.dtype, hot[0].dtype, sides, page_size
 
 
 def split_count(programs: int, tokens: int, tile: int, device: torch.device) -> int:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import NonFiniteValue, ValueOutOfRange
-from ..quantize import Quantized, quantize_as
+from ..quantize import quantize_as
 from ..schemes import Law
+from ..storage import Quantized, Runs
+from ..turns import Turns, turn
 
 #: What `PagedKVCache.backend` calls it.
 NAME = "torch"
@@ -118,7 +120,8 @@ def attend(
     k: torch.Tensor,
     v: torch.Tensor,
     hot: tuple[torch.Tensor, torch.Tensor],
-    cold: "tuple[Quantized, Quantized] | None",
+    cold: "tuple[Quantized | Runs, Quantized] | None",
+    turns: Turns | None,
     pages: torch.Tensor,
     slots: torch.Tensor,
     sealing: tuple[torch.Tensor, torch.Tensor],
@@ -133,6 +136,8 @@ def attend(
         k, v: [tokens, kv_heads, dim].
         hot: key and value pools.
         cold: key and value pools; None for a cache that seals nothing.
+        turns: into the coordinates of the pools, and out of them; None where they are
+            the model's own.
         pages, slots: int64 [tokens], the hot page of each token, and its place there.
         sealing: hot and cold page ids, int64 [pages] each, of the pages that fill.
         tables: from `plan`.
@@ -146,32 +151,40 @@ def attend(
         NonFiniteValue, ValueOutOfRange: their arguments are what was wrong, and the
             head. No committed page has changed.
     """
-    if not _within(q, torch.finfo(q.dtype).max):
+    finite = torch.finfo(q.dtype).max
+    if not _within(q, finite):
         raise _blame(NonFiniteValue, torch.isfinite(q), "NaN or infinity in q")
+    ways = (turns.keys, turns.values) if turns else (None, None)
     # What float16 cannot hold could not be sealed, and then a later token, which only
     # fills the page, would be blamed.
     dtype = hot[0].dtype if cold is None else torch.float16
     limit = min(torch.finfo(t).max for t in (dtype, hot[0].dtype))
-    for name, x, pool in zip("kv", (k, v), hot, strict=True):
-        stored = x.to(pool.dtype)
+    for name, x, pool, way in zip("kv", (k, v), hot, ways, strict=True):
+        stored = (turn(x, way) if way else x).to(pool.dtype)
         if not _within(stored, limit):
             # In bfloat16 itself the limit of 65504 would round up to 65536.
-            finite, fits = torch.isfinite(x), stored.double().abs() <= limit
-            if not finite.all():
-                raise _blame(NonFiniteValue, finite, f"NaN or infinity in {name}")
+            sound, fits = torch.isfinite(x), stored.double().abs() <= limit
+            if not sound.all():
+                raise _blame(NonFiniteValue, sound, f"NaN or infinity in {name}")
             raise _blame(ValueOutOfRange, fits, f"{name} exceeds {limit:.6g}")
         append(pool, pages, slots, stored)
     if len(sealing[0]):
         for pool, store in zip(hot, cold, strict=True):
             seal(pool, sealing[0], store, sealing[1])
-    out = torch.empty_like(q)
+    rows = turn(q, turns.queries) if turns else q
+    out = rows.new_empty(rows.shape, dtype=torch.promote_types(q.dtype, torch.float32))
     # `read` says in which precision it computes; autocast would have it otherwise.
     with torch.autocast(q.device.type, enabled=False):
         for tile in tables:
-            out[tile.rows] = read(q[tile.rows], hot, cold, tile, scale)
+            out[tile.rows] = read(rows[tile.rows], hot, cold, tile, scale)
+    if turns:
+        out = turn(out, turns.outputs)
     if not _within(out, torch.finfo(out.dtype).max):
         raise _blame(NonFiniteValue, torch.isfinite(out), "scores or output overflow")
-    return out
+    if out.dtype == q.dtype:
+        return out
+    # A mean of values can pass float16's largest by what quantizing added.
+    return out.clamp(-finite, finite).to(q.dtype)
 
 
 def append(
@@ -184,19 +197,23 @@ def append(
 def seal(
     hot: torch.Tensor,
     hot_pages: torch.Tensor,
-    cold: Quantized,
+    cold: "Quantized | Runs",
     cold_pages: torch.Tensor,
 ) -> None:
     """Quantize full hot pages into cold ones; both index lists are int64 [pages]."""
-    sealed = quantize_as(hot.index_select(1, hot_pages), cold.spec)
+    aids = [part.aid for part in cold.parts]
+    sealed = quantize_as(hot.index_select(1, hot_pages), cold.spec, aids)
     for store, new in zip(cold.tensors, sealed.tensors, strict=True):
         store.index_copy_(1, cold_pages, new)
+    for store, new in zip(cold.parts, sealed.parts, strict=True):
+        if store.clipped is not None:
+            store.clipped.add_(new.clipped)
 
 
 def read(
     q: torch.Tensor,
     hot: tuple[torch.Tensor, torch.Tensor],
-    cold: "tuple[Quantized, Quantized] | None",
+    cold: "tuple[Quantized | Runs, Quantized] | None",
     tile: Tile,
     scale: float,
 ) -> torch.Tensor:
@@ -206,8 +223,7 @@ def read(
         q: [queries, heads, dim]; the rest as in `attend`.
 
     Returns:
-        [queries, heads, dim] in the dtype of q; computed in float32, or in float64 for
-        float64 queries.
+        [queries, heads, dim], float32, or float64 for float64 queries.
     """
     queries, heads, dim = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -230,7 +246,7 @@ def read(
     weights = scores.softmax(dim=-1).split([k.shape[1] for k in keys], dim=-1)
     out = sum(w @ v for w, v in zip(weights, values, strict=True))
     out = out.view(kv_heads, -1, queries, dim).permute(2, 0, 1, 3)
-    return out.reshape(queries, heads, dim).to(q.dtype)
+    return out.reshape(queries, heads, dim)
 
 
 def new_flags(layers: int, kv_heads: int, device: torch.device) -> None:
