@@ -5,7 +5,8 @@ measure them.
 
 The modules build on each other in this order: errors, checks, formats, specs, storage,
 quantize, turns, schemes, memory, pages, kernels, cache, attention, weights, model,
-calibrate, allocate, fit, search. Read them in that order, too.
+calibrate, allocate, fit, search, gpus, layers, sizes, plan, cli.
+Read them in that order, too.
 """
 
 from .allocate import allocate
@@ -27,8 +28,10 @@ from .errors import (
 )
 from .fit import fit
 from .formats import FORMATS, Format
+from .gpus import MEMORY_GB
 from .memory import KVShape, kv_bytes, max_batch
 from .model import Completion, generate, load_model, logits, perplexity
+from .plan import Plan, SchemePlan, plan
 from .quantize import quantize
 from .schemes import SCHEMES, Scheme, scheme
 from .search import Point, search
