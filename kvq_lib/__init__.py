@@ -5,13 +5,14 @@ measure them.
 
 The modules build on each other in this order: errors, checks, formats, specs, storage,
 quantize, turns, schemes, memory, pages, kernels, cache, attention, weights, model,
-calibrate, allocate, fit, search, gpus, layers, sizes, plan, cli.
-Read them in that order, too.
+calibrate, allocate, fit, search, swap, serving, admission, engine, gpus, layers, sizes,
+plan, cli. Read them in that order, too.
 """
 
 from .allocate import allocate
 from .cache import Batch, CacheStats, PagedKVCache
 from .calibrate import Calibration, calibrate
+from .engine import Engine
 from .errors import (
     InvalidArgument,
     KVQError,
@@ -35,5 +36,15 @@ from .plan import Plan, SchemePlan, plan
 from .quantize import quantize
 from .schemes import SCHEMES, Scheme, scheme
 from .search import Point, search
+from .serving import (
+    Clock,
+    EngineMetrics,
+    Event,
+    Request,
+    RequestMetrics,
+    Result,
+    Usage,
+    VirtualClock,
+)
 from .specs import AIDS, Mixed, Spec
 from .storage import Quantized
