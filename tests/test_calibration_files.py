@@ -1,11 +1,15 @@
 """Calibrations on disk: numbers and words, whatever the file claims to be."""
 
+import contextlib
 import copy
 import dataclasses
 import json
 import os
 import pickle
+import shutil
 import struct
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -195,14 +199,33 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path, saved):
     kvq.Calibration.load(saved)
 
 
-@pytest.mark.skipif(not os.geteuid(), reason="root may do everything")
-def test_no_permission_is_told(tmp_path, saved):
-    saved.chmod(0)
-    refused(saved)
-    tmp_path.chmod(0o500)
-    with pytest.raises(kvq.InvalidArgument):
-        random_calibration(SHAPE).save(tmp_path / "other")
-    tmp_path.chmod(0o700)
+@contextlib.contextmanager
+def as_anyone():
+    """Without the rights of root, who may read and write whatever the file says."""
+    before = os.geteuid()
+    os.seteuid(before or 65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+def test_no_permission_is_told(saved):
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are private
+        folder = Path(name)
+        folder.chmod(0o755)
+        path = folder / "some.safetensors"
+        shutil.copy(saved, path)
+        path.chmod(0o444)
+        with as_anyone():
+            kvq.Calibration.load(path)
+        path.chmod(0)
+        folder.chmod(0o555)
+        with as_anyone():
+            refused(path)
+            with pytest.raises(kvq.InvalidArgument, match="Permission"):
+                random_calibration(SHAPE).save(folder / "other")
+        folder.chmod(0o755)
 
 
 def test_made_by_hand_it_is_checked_alike():
