@@ -399,7 +399,8 @@ class PagedKVCache:
     def clipped(self) -> torch.Tensor:
         """How many numbers were beyond the largest code when they were sealed, since
         the cache was made, aborted steps included: int64 [layers, 2, kv_heads], keys
-        and values. Zero wherever scales follow the data.
+        and values. Zero wherever scales follow the data. What feedback adds to a number
+        is not looked at: the counter watches the text, not the rounding.
         """
         counts = torch.zeros(
             self.shape.num_layers, 2, self.shape.num_kv_heads, dtype=torch.int64

@@ -70,7 +70,8 @@ class Calibration:
 
     Raises:
         InvalidArgument: tensors whose shapes do not fit together, of another dtype, or
-            with numbers that are not finite.
+            with numbers that are not finite; a least number above the largest; a matrix
+            that is not symmetric or has a negative diagonal; words that are no texts.
     """
 
     key_mean: torch.Tensor
@@ -115,6 +116,26 @@ class Calibration:
                 raise InvalidArgument(f"{name} is of {dtype}, got {got}")
             if not torch.isfinite(t).all():
                 raise InvalidArgument(f"{name} holds NaN or infinity")
+        self._require_sense()
+
+    def _require_sense(self) -> None:
+        """Refuse numbers that no text could have given."""
+        for side in ("key", "value"):
+            low, high = getattr(self, f"{side}_low"), getattr(self, f"{side}_high")
+            if (low > high).any():
+                raise InvalidArgument(f"{side}_low is above {side}_high")
+            if (getattr(self, f"{side}_square") < 0).any():
+                raise InvalidArgument(f"{side}_square, a mean of squares, is negative")
+        for name in _MATRICES:
+            m = getattr(self, name)
+            apart = (m - m.mT).abs().amax((-2, -1))
+            if (apart > 1e-3 * m.abs().amax((-2, -1))).any():
+                raise InvalidArgument(f"{name} is not symmetric")
+            if (m.diagonal(dim1=-2, dim2=-1) < 0).any():
+                raise InvalidArgument(f"{name} has a negative diagonal")
+        for name in ("model", "text"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidArgument(f"{name} is a text, got {getattr(self, name)!r}")
         whole("tokens", self.tokens, at_least=1)
 
     @property
@@ -130,6 +151,8 @@ class Calibration:
         """
         from safetensors.torch import save_file
 
+        if not isinstance(path, str | Path):
+            raise InvalidArgument(f"path is a text or a Path, got {path!r}")
         words = {name: str(getattr(self, name)) for name in _WORDS}
         tensors = {name: getattr(self, name).contiguous() for name in _TENSORS}
         try:

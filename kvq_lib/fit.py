@@ -123,10 +123,13 @@ def fit(
         for i, (keys, values) in enumerate(pairs)
     ]
     if any(isinstance(keys, Mixed) and not keys.channels for keys, _ in pairs):
-        pairs = _allocated(pairs, [keys for (_, keys), _ in prepared], options)
+        layers_of_keys = [keys for (_, keys), _ in prepared]
+        pairs = _allocated(pairs, layers_of_keys, loudness(calibration), options)
     found = tuple(
         tuple(
-            replace(found, aids=_aids(side, layer, options))
+            replace(
+                found, aids=_aids(side, layer, options), dim=calibration.shape.head_dim
+            )
             for side, (found, layer) in zip(pair, both, strict=True)
         )
         for pair, both in zip(pairs, prepared, strict=True)
@@ -342,23 +345,44 @@ def side_losses(
 
     Returns:
         For each layer the cost of each side, summed over kv heads: the expected squared
-        change of the layer's output per token, on the calibration's sample.
+        change of the layer's output per token, on the calibration's sample, in units of
+        the layer's `loudness`.
     """
     options = _Options(page_size, 0.5, 0.01, None)
     raw = {"key": _keys, "value": _values}[which]
-    losses = []
+    losses, loud = [], loudness(calibration)
     for layer in range(calibration.shape.num_layers):
         row = []
         for side in sides:
             _, known = _prepared(side, raw(calibration, layer), options)
             plain = replace(side, aids=())
             aids = _aids(plain, known, options)
-            row.append(float(known.loss(plain, aids, page_size).sum()))
+            row.append(float(known.loss(plain, aids, page_size).sum()) / loud[layer])
         losses.append(row)
     return losses
 
 
-def _allocated(pairs, layers: list[_Layer], options: _Options) -> list:
+def loudness(calibration: Calibration) -> list[float]:
+    """How much each layer's attention can say: the mean of |W v|² over the tokens of
+    the sample, summed over kv heads, for values v and the output projection W.
+
+    Layers add to one stream that grows from layer to layer, and what reads it divides
+    by its size. So an error of a given size does more harm in a quiet layer, and costs
+    of different layers are compared in units of this.
+    """
+    means = [
+        expected_cost(values.float(), gram).sum()
+        for values, gram in zip(
+            calibration.values, calibration.output_gram, strict=True
+        )
+    ]
+    # A layer that says nothing has nothing to lose.
+    return [max(float(mean), torch.finfo(torch.float32).tiny) for mean in means]
+
+
+def _allocated(
+    pairs, layers: list[_Layer], loud: list[float], options: _Options
+) -> list:
     """The pairs with channels given to each `Mixed` without, by what errors cost."""
     keys = [pair[0] for pair in pairs]
     mixed = [
@@ -370,9 +394,16 @@ def _allocated(pairs, layers: list[_Layer], options: _Options) -> list:
     ways = widths_of(dim)
     nbytes = [way.nbytes(size, dim) for way in ways]
     losses = [
-        [float(layers[i].loss(way, (), size).sum()) for way in ways] for i in mixed
+        [float(layers[i].loss(way, (), size).sum()) / loud[i] for way in ways]
+        for i in mixed
     ]
     budget = sum(keys[i].bits for i in mixed) * size * dim / 8
+    least = 8 * min(nbytes) / (size * dim)
+    if budget < len(mixed) * min(nbytes):
+        raise InvalidArgument(
+            f"a budget of {budget * 8 / (len(mixed) * size * dim):.4g} bits is too "
+            f"small: keys of {least:.4g} are the fewest"
+        )
     chosen = allocate([nbytes] * len(mixed), losses, budget)
     pairs = list(pairs)
     for i, choice in zip(mixed, chosen, strict=True):

@@ -7,7 +7,8 @@ The library's one equation is
 with the zero point in units of x, and no zero point when symmetric. Scales and zero
 points are stored as float16, and rounding them must not cost accuracy: the zero rounds
 down, the scale is computed from the *stored* zero and rounds up. Every element then
-comes back within half a stored step, unless calibration narrowed the range.
+comes back within half a stored step. Static scales and "clip" give that up beyond their
+range, and "feedback" everywhere: it moves an element before it is rounded.
 """
 
 from collections.abc import Sequence

@@ -268,21 +268,22 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
             Scheme("int8-static", *[Spec("int8", "static")] * 2),
             Scheme("mixed", Mixed(bits=6.0), _int(4, "token")),
             # 4.5 bits on pages of 64 tokens at D = 64. It wins since channels get
-            # scales that pages of 64 make cheap, since rounding errors are pushed
-            # where no query looks, and since the first tokens, which most queries
-            # look at, stay as they are.
+            # scales that pages of 64 make cheap, since turning leaves no channel whose
+            # range stretches its ruler, since rounding errors are pushed where no query
+            # looks, and since the first tokens, which most queries look at, stay as
+            # they are.
             Scheme(
                 "int4-feedback",
-                _int(4, "channel", "feedback"),
-                _int(4, "token", "feedback"),
+                _int(4, "channel", "rotate", "feedback"),
+                _int(4, "token", "rotate", "feedback"),
                 sinks=64,
             ),
             # 3.25 bits on pages of 16 tokens at D = 64. With four levels a code, the
-            # window and the first page carry most of the attention; turning values
-            # leaves no outlier to stretch a token's ruler, and clipping shortens it.
+            # window and the first page carry most of the attention; turning leaves no
+            # outlier to stretch a ruler, and clipping shortens that of values.
             Scheme(
                 "int2-feedback",
-                _int(2, "channel", "feedback"),
+                _int(2, "channel", "rotate", "feedback"),
                 _int(2, "token", "rotate", "clip", "feedback"),
                 recent=128,
                 sinks=16,

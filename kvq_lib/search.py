@@ -75,7 +75,9 @@ def search(
             than the calibration's.
         pairs: storage of keys and values to choose from.
         budget: the most bits per element; None for any.
-        points: how many schemes are measured, evenly spread over the budgets.
+        points: how many of the schemes that the estimate prefers are measured, evenly
+            spread over the budgets. Each pair for all layers is measured, too: where
+            the estimate errs, equal widths may win.
         page_size, recent, sinks: of the schemes.
 
     Returns:
@@ -142,7 +144,14 @@ def search(
     references = [logits(model, row, "native", page_size) for row in rows]
     if not all(torch.isfinite(reference).all() for reference in references):
         raise NonFiniteValue("the model's logits hold NaN or infinity")
-    for choice in _spread(choices, nbytes, points):
+    chosen = _spread(choices, nbytes, points)
+    equal = [[i] * shape.num_layers for i in range(len(pairs))]
+    chosen += [
+        choice
+        for choice in equal
+        if choice not in chosen and sum(nbytes[i] for i in choice) <= most
+    ]
+    for choice in chosen:
         spent = sum(nbytes[i] for i in choice)
         bits = 8 * spent / elements
         layers = tuple(pairs[i] for i in choice)

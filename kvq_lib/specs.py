@@ -28,7 +28,9 @@ BLOCK = 16
 AIDS = {
     "center": "take each channel's calibrated mean away",
     "smooth": "divide key channels by calibrated factors, multiply the query's by them",
-    "rotate": "turn by a Hadamard matrix, which spreads outliers over the channels",
+    "rotate": "turn by a Hadamard matrix, which spreads outliers over the channels; in "
+    "blocks of the largest power of two that divides the head dim, so not at all if it "
+    "is odd",
     "clip": "narrow each group's range by a calibrated factor",
     "feedback": "push each channel's rounding error into the channels still to come",
 }

@@ -45,7 +45,7 @@ class Quantized:
         outer: for fp4 the scale of the page, float16 [..., 1, 1]; else None.
         aid: what calibration adds.
         clipped: int64 [kv_heads], how many numbers were beyond the largest code when
-            they were quantized; None where no number can be.
+            they came, before feedback moved them; None where no number can be.
         shape: shape of the numbers it stands for.
     """
 

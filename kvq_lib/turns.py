@@ -67,12 +67,14 @@ class Found:
             that nothing is rounded.
         order: int64 [kv_heads, dim], the channels in the order they are stored in.
         aids: for each run of channels, what its codes need; () for nothing.
+        dim: the channels that all of it was found for; None for any number.
     """
 
     center: torch.Tensor | None = None
     factor: torch.Tensor | None = None
     order: torch.Tensor | None = None
     aids: tuple[Aid, ...] = ()
+    dim: int | None = None
 
     def serves(self, side: Side) -> bool:
         """Whether it is what calibration finds for a side: no less, and no more."""
@@ -99,6 +101,10 @@ class Found:
         Raises:
             UnsupportedScheme: it was found for other heads or channels.
         """
+        if self.dim not in (None, dim):
+            raise UnsupportedScheme(
+                f"calibration was of another model: of {self.dim} channels, not {dim}"
+            )
         named = {n: (getattr(self, n), (dim,)) for n in ("center", "factor", "order")}
         for aid, (_, width) in zip(self.aids, side.runs(dim), strict=False):
             shapes = ((1, 1, 1), (1, 1, 1), (width, width))

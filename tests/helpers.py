@@ -20,6 +20,11 @@ _EVERY = ("center", "smooth", "rotate", "clip", "feedback")
 
 #: Recipes beyond the named ones: every aid, alone among channels and tokens.
 MORE = {
+    "fed": kvq.Scheme(
+        "fed",
+        kvq.Spec(granularity="channel", aids=("feedback",), **_INT4),
+        kvq.Spec(granularity="token", aids=("feedback",), **_INT4),
+    ),
     "every-aid": kvq.Scheme(
         "every-aid",
         kvq.Spec(granularity="token", aids=_EVERY, **_INT4),
@@ -48,10 +53,8 @@ UNTURNED = [
     for name in SCHEMES
     if name
     not in (
-        *MORE,
-        "int4-rotated",
-        "mixed",
-        "int2-feedback",
+        *("every-aid", "mixed-aids", "by-layer"),
+        *("int4-rotated", "mixed", "int4-feedback", "int2-feedback"),
     )
 ]
 

@@ -239,3 +239,30 @@ def test_made_by_hand_it_is_checked_alike():
     ):
         with pytest.raises(kvq.InvalidArgument):
             dataclasses.replace(one, **bad)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"key_low": lambda t: t + 99}, "key_low is above key_high"),
+        ({"value_high": lambda t: t - 99}, "value_low is above value_high"),
+        ({"value_square": lambda t: -t}, "mean of squares"),
+        ({"key_cost": lambda t: t.triu()}, "key_cost is not symmetric"),
+        ({"output_gram": lambda t: -t}, "negative diagonal"),
+        ({"model": lambda _: None}, "model is a text"),
+        ({"text": lambda _: 5}, "text is a text"),
+    ],
+)
+def test_what_no_text_could_have_given_is_refused(changes, told):
+    made = random_calibration(kvq.KVShape(2, 3, 32))
+    wrong = {name: change(getattr(made, name)) for name, change in changes.items()}
+    with pytest.raises(kvq.InvalidArgument, match=told):
+        dataclasses.replace(made, **wrong)
+
+
+@pytest.mark.parametrize("path", [None, 5, b"a", ["a"]])
+def test_a_path_is_a_text_or_a_path(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kvq.InvalidArgument, match="path is"):
+        random_calibration(kvq.KVShape(2, 3, 32)).save(path)
+    assert not list(tmp_path.iterdir())

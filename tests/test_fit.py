@@ -9,7 +9,7 @@ import torch
 from helpers import MORE, cold_pools, coordinates, random_calibration, same_bits
 
 import kvq_lib as kvq
-from kvq_lib.fit import feedback_shares, side_losses
+from kvq_lib.fit import feedback_shares, loudness, side_losses
 from kvq_lib.quantize import quantize_as
 from kvq_lib.storage import Aid
 
@@ -347,6 +347,7 @@ def test_side_losses_are_what_plain_storage_costs():
     mixed = kvq.Mixed(channels=(0, 16, 16), aids=("feedback",))
     losses = side_losses(cal, "key", [spec, mixed, FP16], 16)
     for layer, row in enumerate(losses):
+        row = [loss * loudness(cal)[layer] for loss in row]
         found = fitted(spec, cal=cal).fit[layer][0]
         there, cost, _ = stored(cal, spec, found, layer)
         wanted = grid_search(there, cost, spec, 16)[0].sum().item()
@@ -359,3 +360,47 @@ def test_side_losses_are_what_plain_storage_costs():
         e = (pages - quantize_as(pages, plain).dequantize()).double().flatten(1, 2)
         wanted = torch.einsum("htd,hde,hte->", e, cost, e).item() / e.shape[1]
         assert row[1] == pytest.approx(wanted, rel=1e-3)
+
+
+def test_loudness_is_the_mean_square_of_what_values_become():
+    cal = calibration()
+    for layer, found in enumerate(loudness(cal)):
+        v, gram = cal.values[layer].double(), cal.output_gram[layer].double()
+        wanted = torch.einsum("htd,hde,hte->", v, gram, v) / v.shape[1]
+        assert found == pytest.approx(wanted.item(), rel=1e-6)
+
+
+def test_costs_do_not_depend_on_the_units_of_a_layer():
+    """A layer whose values and projection are louder is worth no more bits."""
+    cal, sides = calibration(), [kvq.Spec("int4", "token", False)]
+    for times in (0.125, 8):  # a power of two rounds nothing
+        matrices = {
+            name: getattr(cal, name).clone()
+            for name in ("key_cost", "value_cost", "output_gram")
+        }
+        for m in matrices.values():
+            m[0] *= times
+        louder = dataclasses.replace(cal, **matrices)
+        for which in ("key", "value"):
+            a, b = (side_losses(c, which, sides) for c in (cal, louder))
+            assert np.allclose(a, b, rtol=1e-6, atol=0)
+        a, b = (fitted(kvq.Mixed(8.0), cal=c).layers for c in (cal, louder))
+        assert a == b
+
+
+def test_a_layer_that_says_nothing_has_finite_costs():
+    cal = calibration(values=torch.zeros_like(calibration().values))
+    losses = side_losses(cal, "value", [kvq.Spec("int4", "token", False)])
+    assert losses == [[0.0]] * SHAPE.num_layers
+
+
+def test_a_budget_that_is_too_small_is_told_in_bits():
+    with pytest.raises(kvq.InvalidArgument, match=r"4\.2 bits.*keys of 5 are"):
+        fitted(kvq.Mixed(4.2), shape=kvq.KVShape(2, 3, 32))
+
+
+@pytest.mark.parametrize("name", ["int8-static", "int4-feedback", "every-aid"])
+def test_a_fit_of_another_head_dim_is_refused(name):
+    scheme = kvq.fit(MORE.get(name, name), calibration(kvq.KVShape(2, 3, 64)))
+    with pytest.raises(kvq.UnsupportedScheme, match="64 channels, not 32"):
+        kvq.PagedKVCache(SHAPE, scheme)

@@ -91,14 +91,40 @@ def test_a_budget_is_respected_and_used(model, calibration, budget, monkeypatch)
     points = kvq.search(model, calibration, OTHER, budget=budget, page_size=PAGE)
     assert len(points) >= 2
     assert all(p.bits <= (budget or 99) for p in points)
-    # From few bits to many, each predicts less loss than the last one.
-    for a, b in itertools.pairwise(points):
+    # The pairs that fit the budget are there for all layers, each once.
+    equal = [p for p in points if len(set(p.scheme.layers)) == 1]
+    smallest = [p.bits for p in map(of_equal_widths, PAIRS) if p.bits <= (budget or 99)]
+    assert sorted(p.bits for p in equal) == sorted(smallest)
+    # From few bits to many, each of the others predicts less loss than the last one,
+    # and no equal widths of as few bits predict less.
+    mixed = [p for p in points if p not in equal]
+    for a, b in itertools.pairwise(mixed):
         assert a.bits < b.bits and a.predicted > b.predicted
+    for a, b in itertools.product(mixed, equal):
+        assert b.bits > a.bits or b.predicted >= a.predicted
     most = max(
         (k.nbytes(PAGE, 32) + v.nbytes(PAGE, 32)) * 8 / (2 * PAGE * 32)
         for k, v in PAIRS
     )
-    assert points[-1].bits > min(budget or 99, most) - 1.5
+    assert max(p.bits for p in points) > min(budget or 99, most) - 1.5
+
+
+def of_equal_widths(pair):
+    """A pair for all layers, as a point that nothing is known about."""
+    scheme = kvq.Scheme("equal", *pair)
+    return kvq.Point(scheme, scheme.bits_per_element(PAGE, 32), 0.0, 0.0)
+
+
+def test_equal_widths_win_where_the_estimate_errs(model, calibration, monkeypatch):
+    """A measurement in which layers that differ do badly leaves equal ones alone."""
+
+    def differ(model, rows, references, scheme, page_size):
+        return float(len(set(scheme.layers))) + 1 / scheme.bits_per_element(PAGE, 32)
+
+    monkeypatch.setattr(module, "_divergence", differ)
+    points = kvq.search(model, calibration, OTHER, page_size=PAGE)
+    assert len(points) > 2
+    assert all(len(set(point.scheme.layers)) == 1 for point in points)
 
 
 def test_more_budget_never_predicts_more_loss(model, calibration, monkeypatch):
@@ -109,8 +135,9 @@ def test_more_budget_never_predicts_more_loss(model, calibration, monkeypatch):
         points = kvq.search(
             model, calibration, OTHER, budget=budget, points=2, page_size=PAGE
         )
-        assert points[-1].predicted <= last
-        last = points[-1].predicted
+        least = min(point.predicted for point in points)
+        assert least <= last
+        last = least
 
 
 def test_a_budget_below_every_pair_is_told_the_smallest(model, calibration):

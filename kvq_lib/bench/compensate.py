@@ -115,7 +115,7 @@ def _alone_and_together() -> Iterator[Row]:
         keys, values = _int(4, "token", *aids), _int(4, "token", *mine)
         yield _row("int4", "int4 + " + " + ".join(aids), keys, values)
     clip = _int(4, "token", "clip")
-    yield _both("int4", "int4 + clip 99 %", clip, options={"percentile": 99.0})
+    yield _both("int4", "int4 + clip 95 %", clip, options={"percentile": 95.0})
     best = _int(4, "token", "center", "rotate", "feedback")
     name = "int4 + center + rotate + feedback"
     yield _both("int4", "int4 + sinks", _int(4, "token"), sinks=16)
@@ -126,33 +126,44 @@ def _alone_and_together() -> Iterator[Row]:
     token, token_fed = _int(4, "token"), _int(4, "token", "feedback")
     turned = _int(4, "token", "rotate", "feedback")
     clipped = _int(4, "channel", "clip", "feedback")
+    turned = _int(4, "channel", "rotate"), _int(4, "token", "rotate")
+    both_fed = [_int(4, axis, "rotate", "feedback") for axis in ("channel", "token")]
+    clipped = [
+        _int(4, axis, "rotate", "clip", "feedback") for axis in ("channel", "token")
+    ]
     name = "int4-kivi, page 64"
     yield _row("kivi", f"{name} + feedback", fed, token_fed, 64)
     yield _row("kivi", f"{name} + sinks", plain, token, **kept)
+    yield _row("kivi", f"{name} + rotate", *turned, 64)
+    yield _row("kivi", f"{name} + rotate + feedback", *both_fed, 64)
     yield Row("kivi", kvq.SCHEMES["int4-feedback"], 64)
-    yield _row("kivi", "int4-feedback + rotated values", fed, turned, **kept)
-    yield _row("kivi", "int4-feedback + clip", clipped, token_fed, **kept)
-    turned_keys = _int(4, "channel", "rotate", "feedback")
-    yield _row("kivi", "int4-feedback + rotated keys", turned_keys, token_fed, **kept)
+    name = "int4-feedback"
+    yield _row("kivi", f"{name}, nothing turned", fed, token_fed, **kept)
+    yield _row("kivi", f"{name}, values not turned", both_fed[0], token_fed, **kept)
+    yield _row("kivi", f"{name}, keys not turned", fed, both_fed[1], **kept)
+    yield _row("kivi", f"{name} + clip", *clipped, **kept)
 
 
 def _few_bits() -> Iterator[Row]:
     """Two bits, FP4, and widths that differ."""
     channel, token = _int(2, "channel"), _int(2, "token")
-    fed, token_fed = _int(2, "channel", "feedback"), _int(2, "token", "feedback")
     near, first = {"recent": 128}, {"sinks": 16}
     yield _row("int2", "int2-kivi + recent 128", channel, token, **near)
     yield _row("int2", "int2-kivi + sinks", channel, token, **first)
-    yield _row(
-        "int2", "int2-kivi + recent 128 + sinks", channel, token, **near, **first
-    )
-    yield _row("int2", "int2 + feedback", fed, token_fed, **near, **first)
-    turned = _int(2, "token", "rotate", "feedback")
-    yield _row("int2", "int2 + feedback + rotated values", fed, turned, **near, **first)
-    clipped = _int(2, "channel", "clip", "feedback")
-    short = _int(2, "token", "clip", "feedback")
-    yield _row("int2", "int2 + feedback + clip", clipped, short, **near, **first)
-    yield Row("int2", kvq.SCHEMES["int2-feedback"])
+    kept, name = near | first, "int2-kivi + recent 128 + sinks"
+    yield _row("int2", name, channel, token, **kept)
+    turned = _int(2, "channel", "rotate"), _int(2, "token", "rotate")
+    yield _row("int2", f"{name} + rotate", *turned, **kept)
+    fed = [_int(2, axis, "feedback") for axis in ("channel", "token")]
+    yield _row("int2", f"{name} + feedback", *fed, **kept)
+    turned = [_int(2, axis, "rotate", "feedback") for axis in ("channel", "token")]
+    yield _row("int2", f"{name} + rotate + feedback", *turned, **kept)
+    preset = kvq.SCHEMES["int2-feedback"]
+    name = preset.name
+    yield _row("int2", f"{name}, keys not turned", fed[0], preset.values, **kept)
+    clipped = _int(2, "channel", "rotate", "clip", "feedback")
+    yield _row("int2", f"{name} + clipped keys", clipped, preset.values, **kept)
+    yield Row("int2", preset)
     yield _both("int2", "int2 by token + rotate", _int(2, "token", "rotate"))
 
     for aids in (("rotate",), ("center",), ("feedback",)):
@@ -186,8 +197,16 @@ PLANTED = (
     "int4 + feedback",
     "int4 + center + rotate",
     "int4 + center + rotate + feedback",
+    "int4 + center + rotate + feedback + sinks",
+    "int4 + sinks",
+    "int4 + recent 128",
+    "k8v4",
+    "K8 V4, keys by channel",
+    "nvfp4 + center + rotate + feedback + sinks",
     "int4-kivi",
     "int4-feedback",
+    "int2-kivi",
+    "int2-feedback",
 )
 
 
