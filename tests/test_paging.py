@@ -97,7 +97,7 @@ def test_a_line_leads_from_every_logical_page_to_each_copy(scheme):
     wanted = {e.hot for e in tables} | {e.cold for e in tables}
     assert wanted - {None} <= ends
     labels = [label.get_text() for label in ax.get_yticklabels()]
-    pools = ["cold pool", "hot pool"] if scheme == "int8" else ["hot pool"]
+    pools = ["cold pool", "hot pool"] if scheme == "int8" else ["pool"]
     assert sorted(labels) == sorted(["A", "hot", *pools])
     fig.canvas.draw()
     plt.close(fig)

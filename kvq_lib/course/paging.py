@@ -103,6 +103,8 @@ def draw_tables(ax, cache: PagedKVCache, sequences: Mapping[str, int]) -> None:
             _cell(ax, id_, level[kind], str(id_), whose)
     names = [*sequences]
     labels = [f"{row} pool" if row in pools else names[row] for row in rows]
+    if len(pools) == 1:
+        labels[-1] = "pool"
     ax.set_yticks([y + CELL[1] / 2 for y in level.values()], labels)
     ax.set_ylim(-0.1, ROW * (len(rows) - 1) + CELL[1] + 0.1)
     ax.set_xlim(-0.1, max(ax.dataLim.x1, max(map(len, pools.values()))) + 0.1)
