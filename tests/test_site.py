@@ -1,7 +1,6 @@
 """How the site is built, and each built page in a browser, wide and narrow."""
 
 import re
-import shutil
 import threading
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,24 +9,12 @@ from urllib.parse import unquote, urlsplit
 import nbformat
 import pytest
 import yaml
-from playwright.sync_api import sync_playwright
 
 from kvq_lib.course import site
 
 ROOT = Path(__file__).resolve().parents[1]
 HTML = ROOT / "_build" / "html"
 WIDTHS = (1280, 375)
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-dev-shm-usage",
-    "--disable-sync",
-    "--no-first-run",
-]
 
 
 def toc_pages():
@@ -54,20 +41,6 @@ def address():
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
-
-
-@pytest.fixture(scope="session")
-def browser():
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.fail(
-            f"no browser ({', '.join(BROWSERS)}): on Debian and Ubuntu run "
-            "`apt-get install chromium fonts-dejavu-core`"
-        )
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield running
-        running.close()
 
 
 @pytest.fixture
@@ -352,11 +325,19 @@ def test_style_sheets_are_searched_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "path", ["kvq_lib/new.py", "requirements.txt", "book/results/quality.json"]
+    "path",
+    [
+        "kvq_lib/new.py",
+        "kvq_lib/course/explorer.js",
+        "kvq_lib/course/explorer.css",
+        "kvq_lib/course/explorer.html",
+        "requirements.txt",
+        "book/results/quality.json",
+    ],
 )
 def test_what_outputs_depend_on_changes_the_execution_key(tiny, path):
     before = site.execution_key(tiny)
-    (tiny / path).parent.mkdir(exist_ok=True)
+    (tiny / path).parent.mkdir(parents=True, exist_ok=True)
     (tiny / path).write_text("changed")
     assert site.execution_key(tiny) != before
 

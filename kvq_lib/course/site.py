@@ -28,6 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 LOG_TAIL = 40  # lines of a notebook's traceback to print
 
+# Files of the library that decide what a chapter shows.
+LIBRARY = (".py", ".js", ".css", ".html")
+
 # Attributes through which a page loads a file; a link that a reader follows is none.
 LOADING_ATTRIBUTES = {
     "audio": ("src",),
@@ -63,7 +66,7 @@ def hash_files(root: Path, files: Iterable[Path]) -> str:
 def execution_key(root: Path = ROOT) -> str:
     """What the output of a chapter depends on besides the chapter itself."""
     files = [
-        *root.glob("kvq_lib/**/*.py"),
+        *(p for end in LIBRARY for p in root.glob(f"kvq_lib/**/*{end}")),
         *root.glob("requirements*.txt"),
         *root.glob("book/results/*.json"),
     ]
@@ -157,6 +160,8 @@ def _environment(root: Path) -> dict[str, str]:
         "MPLCONFIGDIR": str(build / ".matplotlib"),
         # The kernel of this environment, not one that the user installed elsewhere.
         "JUPYTER_PREFER_ENV_PATH": "1",
+        # Controls that need a kernel would be dead on a page; see `course.live`.
+        "KVQ_STATIC_PAGE": "1",
         # A progress bar belongs on a terminal, not in a page.
         "TQDM_DISABLE": "1",
         "PYTHONUNBUFFERED": "1",
