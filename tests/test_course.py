@@ -108,22 +108,25 @@ def test_collect_reads_verdicts_of_an_executed_notebook(tmp_path):
     notebook = executed(
         "from kvq_lib.course.claims import verdict\n"
         "verdict('C02', 'about 256 MB', 'false', {'GiB': 1.0})\n"
-        "verdict('C03', 'several GB', 'holds', {'GB': 4})\n"
+        "verdict('C03', 'several GB', 'holds', {'tokens': 32768, 'GB': 4})\n"
         "print('not a verdict')"
     )
     found = list(claims.collect(notebook))
     assert [f["id"] for f in found] == ["C02", "C03"]
     assert found[0]["ruling"] == "false"
-    assert found[1]["measured"] == {"GB": 4}
+    assert list(found[1]["measured"].items()) == [("tokens", 32768), ("GB", 4)]
+    assert found[0]["execution_count"] == 1
     saved = tmp_path / "chapter.ipynb"
-    saved.write_text(json.dumps(notebook))
+    saved.write_text(json.dumps(notebook, sort_keys=True))
     assert list(claims.collect(saved)) == found
     shown = notebook.cells[0].outputs[0]["data"]
     assert set(shown) == {"text/html", "text/plain"}
+    assert f'id="{claims.anchor("C02")}"' in shown["text/html"]
 
 
 def test_collect_refuses_two_verdicts_on_one_claim():
-    output = {"metadata": {claims.METADATA_KEY: {"id": "C02"}}}
+    data = claims._checked("C02", "x", "holds", {"ratio": 1.0}) | {"order": ["ratio"]}
+    output = {"metadata": {claims.METADATA_KEY: data}}
     with pytest.raises(InvalidArgument, match="C02"):
         list(claims.collect({"cells": [{"outputs": [output, output]}]}))
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-import yaml
+
+from kvq_lib.course import site
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_LINES = 25
@@ -20,10 +21,8 @@ PREPARING = re.compile(r"\bplt\.(rc|rcParams|style|switch_backend)\b")
 
 
 def chapters():
-    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
-    entries = [toc["root"], *(chapter["file"] for chapter in toc["chapters"])]
     listed = {
-        f"{entry}.ipynb" for entry in entries if not (ROOT / f"{entry}.md").exists()
+        f"{page}.ipynb" for page in site.pages() if not (ROOT / f"{page}.md").exists()
     }
     found = {p.relative_to(ROOT).as_posix() for p in (ROOT / "book").rglob("*.ipynb")}
     return sorted(

@@ -8,7 +8,6 @@ from urllib.parse import unquote, urlsplit
 
 import nbformat
 import pytest
-import yaml
 
 from kvq_lib.course import site
 
@@ -17,12 +16,7 @@ HTML = ROOT / "_build" / "html"
 WIDTHS = (1280, 375)
 
 
-def toc_pages():
-    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
-    return [f"{e}.html" for e in (toc["root"], *(c["file"] for c in toc["chapters"]))]
-
-
-PAGES = [*toc_pages(), "genindex.html", "search.html"]
+PAGES = [*(f"{page}.html" for page in site.pages()), "genindex.html", "search.html"]
 every_page = pytest.mark.parametrize("page", PAGES)
 
 

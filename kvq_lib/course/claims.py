@@ -52,13 +52,14 @@ def verdict(claim_id: str, claim: str, ruling: str, measured: Mapping) -> None:
     display(
         {"text/html": _html(data), "text/plain": _text(data)},
         raw=True,
-        metadata={METADATA_KEY: data},
+        # Notebooks are saved with sorted keys, so the order is kept beside them.
+        metadata={METADATA_KEY: data | {"order": list(data["measured"])}},
     )
 
 
 def collect(notebook: "Mapping | str | Path") -> Iterator[dict]:
     """The verdicts of an executed notebook, in order, each as a dictionary with
-    `id`, `claim`, `ruling` and `measured`.
+    `id`, `claim`, `ruling`, `measured` and the cell's `execution_count`.
 
     Args:
         notebook: a path, or the notebook as nbformat or JSON gives it.
@@ -77,7 +78,26 @@ def collect(notebook: "Mapping | str | Path") -> Iterator[dict]:
             if found["id"] in seen:
                 raise InvalidArgument(f"two verdicts on {found['id']} in one notebook")
             seen.add(found["id"])
-            yield dict(found)
+            yield _read(found, cell)
+
+
+def _read(data: Mapping, cell: Mapping) -> dict:
+    """A verdict as it was passed to `verdict`, from the data that were saved."""
+    found = {key: value for key, value in data.items() if key != "order"}
+    measured = found["measured"]
+    found["measured"] = {label: measured[label] for label in data["order"]}
+    found["execution_count"] = cell.get("execution_count")
+    return found
+
+
+def anchor(claim_id: str) -> str:
+    """The id of a verdict's box in the page that shows it."""
+    return f"claim-{claim_id}"
+
+
+def show(value: float | str) -> str:
+    """A measured value as readers see it."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _checked(claim_id, claim, ruling, measured) -> dict:
@@ -121,14 +141,10 @@ def _is_scalar(value) -> bool:
     return shape is not None and math.prod(shape) == 1
 
 
-def _show(value) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def _text(data: dict) -> str:
     sign, _ = RULINGS[data["ruling"]]
     lines = [f"{data['id']} {sign} {data['ruling']}", f"  Claim: {data['claim']}"]
-    lines += [f"  {label}: {_show(value)}" for label, value in data["measured"].items()]
+    lines += [f"  {label}: {show(value)}" for label, value in data["measured"].items()]
     return "\n".join(lines)
 
 
@@ -136,15 +152,16 @@ def _html(data: dict) -> str:
     sign, color = RULINGS[data["ruling"]]
     rows = "".join(
         f'<li style="margin:.15em 0">{html.escape(label)}: '
-        f"<strong>{html.escape(_show(value))}</strong></li>"
+        f"<strong>{html.escape(show(value))}</strong></li>"
         for label, value in data["measured"].items()
     )
     return (
-        f'<div role="note" style="border:1px solid {color};border-left:.5em solid '
-        f'{color};border-radius:.3em;padding:.6em 1em;margin:.8em 0">'
-        f'<div><strong>{data["id"]}</strong> <span style="display:inline-block;'
-        f"background:{color};color:#fff;border-radius:.3em;padding:0 .5em;"
-        f'margin-left:.4em">{sign} {data["ruling"]}</span></div>'
+        f'<div id="{anchor(data["id"])}" role="note" style="border:1px solid {color};'
+        f"border-left:.5em solid {color};border-radius:.3em;padding:.6em 1em;"
+        f'margin:.8em 0"><div><strong>{data["id"]}</strong> '
+        f'<span style="display:inline-block;background:{color};color:#fff;'
+        f'border-radius:.3em;padding:0 .5em;margin-left:.4em">{sign} {data["ruling"]}'
+        f"</span></div>"
         f'<div style="margin:.4em 0"><em>Claim.</em> {html.escape(data["claim"])}'
         f'</div><div><em>Measured.</em></div><ul style="margin:.2em 0 0;'
         f'padding-left:1.4em">{rows}</ul></div>'

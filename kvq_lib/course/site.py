@@ -5,16 +5,18 @@
 
 Jupyter Book executes the chapters through a cache that looks at their cells alone: it
 would show old outputs after the library they import has changed.  So the cache is
-dropped whenever the *execution key* changes, a hash of the library, the lock and the
-recorded measurements.  Only a build that executes a chapter can see it fail, and only
-a build that reads a page can see its warnings.  So every build reads all pages again,
-and a failed one never counts as done.
+dropped whenever the *execution key* changes, a hash of the library, the lock, the
+recorded measurements, the installed versions and the machine.  Only a build that
+executes a chapter can see it fail, and only a build that reads a page can see its
+warnings.  So every build reads all pages again, and a failed one never counts as done.
 """
 
 import argparse
 import functools
 import hashlib
 import http.server
+import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -24,8 +26,13 @@ from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
+import yaml
+
+from ..bench import provenance
+
 ROOT = Path(__file__).resolve().parents[2]
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
+ENVIRONMENT = Path("_build/environment.json")  # of the cached executions
 LOG_TAIL = 40  # lines of a notebook's traceback to print
 
 # Files of the library that decide what a chapter shows.
@@ -63,6 +70,31 @@ def hash_files(root: Path, files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
+def pages(root: Path = ROOT) -> list[str]:
+    """The pages that _toc.yml lists, in the order in which readers turn them."""
+
+    def below(entry: dict) -> Iterator[str]:
+        for child in (entry.get(key, ()) for key in ("parts", "chapters", "sections")):
+            for listed in child:
+                if "file" in listed:
+                    yield listed["file"]
+                yield from below(listed)
+
+    toc = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf-8"))
+    return [toc["root"], *below(toc)]
+
+
+@functools.cache
+def environment() -> dict[str, dict]:
+    """The machine and the versions on which chapters run."""
+    tools = ("matplotlib", "ipykernel", "myst-nb", "Sphinx", "jupyter-book")
+    built_with = {name: importlib.metadata.version(name) for name in tools}
+    return {
+        "machine": provenance.machine(),
+        "versions": provenance.versions() | built_with,
+    }
+
+
 def execution_key(root: Path = ROOT) -> str:
     """What the output of a chapter depends on besides the chapter itself."""
     files = [
@@ -70,8 +102,8 @@ def execution_key(root: Path = ROOT) -> str:
         *root.glob("requirements*.txt"),
         *root.glob("book/results/*.json"),
     ]
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return f"{python}-{hash_files(root, files)}"
+    where = hashlib.sha256(json.dumps(environment(), sort_keys=True).encode())
+    return f"{where.hexdigest()[:16]}-{hash_files(root, files)}"
 
 
 def site_key(root: Path = ROOT) -> str:
@@ -107,6 +139,8 @@ def drop_stale_executions(root: Path = ROOT) -> bool:
     if dropped:
         shutil.rmtree(cache)
     stamp.parent.mkdir(exist_ok=True)
+    # All that the cache will hold runs here: the status page says so.
+    (root / ENVIRONMENT).write_text(json.dumps(environment()), encoding="utf-8")
     stamp.write_text(key)
     return dropped
 
@@ -221,7 +255,7 @@ def build(root: Path = ROOT, force: bool = False) -> int:
         print(f"Open {html / 'index.html'}")
         return 0
     if drop_stale_executions(root):
-        print("The library, the lock or a result changed: all chapters run again.")
+        print("The library, a version or a result changed: all chapters run again.")
     # The key of what is read now: an edit during the build makes the site stale again.
     key = site_key(root)
     stamp.unlink(missing_ok=True)
