@@ -1,11 +1,13 @@
 # `make book` and `make test` need Linux, Python 3.11 to 3.13 and make, nothing else.
 # They install what is missing into .venv and are quick when nothing has changed.
+# `make engine` alone makes a second environment, .venv-engine, for vLLM.
 
 .DEFAULT_GOAL := help
 
 # A Python of your choice for the environment: make book PYTHON=python3.12
 PYTHON  ?=
 VENV    ?= .venv
+ENGINE  ?= .venv-engine
 PORT    ?= 8000
 WORKERS ?= 2
 
@@ -18,8 +20,10 @@ $(info $(VENV) exists and keeps its Python: PYTHON=$(PYTHON) counts after rm -r 
 endif
 endif
 STAMP   := $(VENV)/.installed-$(shell cat $(LOCK) | cksum | tr ' ' '-')
+ENGINE_LOCK  := requirements-engine.txt
+ENGINE_STAMP := $(ENGINE)/.installed-$(shell cksum < $(ENGINE_LOCK) | tr ' ' '-')
 
-.PHONY: help book serve test measure bench kernels gpu lint format clean
+.PHONY: help book serve test measure bench engine kernels gpu lint format clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -41,6 +45,9 @@ measure: $(STAMP) ## measure the records of chapters 4 and 5 again
 bench: $(STAMP) ## measure decode speed and print it
 	@$(PY) -m kvq_lib.bench.decode
 
+engine: $(STAMP) $(ENGINE_STAMP) ## measure vLLM on this CPU with a 16-bit and an 8-bit cache
+	@$(PY) -m kvq_lib.bench.real_engine --python $(ENGINE)/bin/python
+
 kernels: $(STAMP) ## compile every kernel variant for six GPU generations
 	@$(PY) -m kvq_lib.kernels.compile --all
 
@@ -55,7 +62,7 @@ format: $(STAMP) ## mend style where a program can
 	@$(PY) -m ruff check --fix-only .
 	@$(PY) -m ruff format .
 
-clean: ## remove what was built (the environment stays: rm -r .venv)
+clean: ## remove what was built (the environments stay: rm -r .venv .venv-engine)
 	rm -rf _build .pytest_cache .ruff_cache .hypothesis
 
 # An environment counts only if it runs, has the right Python and has pip: one that was
@@ -91,4 +98,22 @@ $(STAMP):
 	  echo "Installing failed; pip's reason is above. With the network back or the disk"; \
 	  echo "freed, run make again: what is installed is kept."; exit 1; }
 	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+# vLLM's environment, made with the Python of the book's.
+$(ENGINE_STAMP): | $(STAMP)
+	@if ! $(ENGINE)/bin/python -c 'import pip' 2>/dev/null; then \
+	  if [ -e $(ENGINE) ] && [ ! -e $(ENGINE)/pyvenv.cfg ]; then \
+	    echo "$(ENGINE) exists but is no Python environment: move it away."; exit 1; \
+	  fi; \
+	  $(PY) -m venv --clear $(ENGINE); \
+	fi
+	@echo "Installing vLLM into $(ENGINE), 3 GB; the first time takes minutes"
+	@PIP_DISABLE_PIP_VERSION_CHECK=1; export PIP_DISABLE_PIP_VERSION_CHECK; \
+	pip="$(ENGINE)/bin/python -m pip"; \
+	{ $$pip install --no-input --no-deps -r $(ENGINE_LOCK) \
+	  && $$pip install --no-input "$$(grep '^torch==' $(ENGINE_LOCK))"; } || { \
+	  echo "Installing failed; pip's reason is above. What is installed is kept:"; \
+	  echo "run make engine again."; exit 1; }
+	@rm -f $(ENGINE)/.installed-*
 	@touch $@

@@ -21,7 +21,9 @@ from kvq_lib.bench import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TARGETS = "book serve test measure bench kernels gpu lint format clean help".split()
+TARGETS = (
+    "book serve test measure bench engine kernels gpu lint format clean help".split()
+)
 
 # What Colab has, as of its runtime of 2026: installing the package there must leave
 # these alone.
@@ -52,8 +54,9 @@ EXTRAS = [
 ]
 
 
-def test_lock_has_exactly_one_version_of_each_package():
-    for requirement in LOCK.values():
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-engine.txt"])
+def test_lock_has_exactly_one_version_of_each_package(name):
+    for requirement in read_lock(name).values():
         (pin,) = requirement.specifier
         assert pin.operator == "==" and "*" not in pin.version, requirement
         assert Version(pin.version).local is None, f"{requirement}: a local build"
@@ -145,10 +148,11 @@ def test_make_says_when_the_python_that_it_is_given_comes_too_late():
     assert "keeps its Python" not in run_make("help", f"VENV={sys.prefix}").stdout
 
 
-def test_make_leaves_a_folder_that_is_no_environment_alone(tmp_path):
+@pytest.mark.parametrize(("target", "name"), [("book", "VENV"), ("engine", "ENGINE")])
+def test_make_leaves_a_folder_that_is_no_environment_alone(tmp_path, target, name):
     precious = tmp_path / "precious"
     precious.write_text("mine")
-    failed = run_make("book", f"VENV={tmp_path}")
+    failed = run_make(target, f"{name}={tmp_path}")
     assert failed.returncode != 0
     assert "no Python environment" in failed.stdout
     assert precious.read_text() == "mine"
@@ -249,12 +253,15 @@ def test_what_json_cannot_hold_is_refused_and_the_old_record_kept(tmp_path):
     assert json.loads(path.read_text()) == {"ppl": 1.0}
 
 
-@pytest.mark.parametrize("kind", ["quality", *provenance.FURTHER])
+KINDS = ["quality", *provenance.FURTHER, *provenance.ALONE]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_library_hash_follows_the_code_of_every_module(kind, tmp_path):
     package = tmp_path / "kvq_lib"
     shutil.copytree(provenance.PACKAGE, package)
     assert provenance.library_hash(kind, package) == provenance.library_hash(kind)
-    for module in (*provenance.MODULES, *provenance.FURTHER.get(kind, ())):
+    for module in provenance.modules(kind):
         before = provenance.library_hash(kind, package)
         path = package / module
         path.write_text(path.read_text() + "\n# a remark\n")
@@ -274,13 +281,33 @@ def test_a_record_stays_good_while_only_another_kind_changes(tmp_path):
     assert other != provenance.library_hash("compensation")
 
 
+def test_a_record_of_another_program_does_not_follow_the_library(tmp_path):
+    package = tmp_path / "kvq_lib"
+    shutil.copytree(provenance.PACKAGE, package)
+    path = package / "quantize.py"
+    path.write_text(path.read_text() + "\nADDED = 1\n")
+    for kind in provenance.ALONE:
+        assert provenance.library_hash(kind, package) == provenance.library_hash(kind)
+
+
+@pytest.mark.parametrize("kind", provenance.ALONE)
+def test_a_record_of_another_program_names_the_command_that_makes_it(kind, tmp_path):
+    with pytest.raises(provenance.MissingRecord, match="make engine"):
+        provenance.load(kind, results=tmp_path)
+    provenance.save(
+        tmp_path / f"{kind}.json", {"date": "long ago", "library": "0" * 64}
+    )
+    with pytest.raises(provenance.StaleRecord, match="make engine"):
+        provenance.load(kind, results=tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["quality", *provenance.FURTHER])
 def test_modules_that_are_hashed_include_all_that_they_import(kind):
     # A module that a measured one imports decides the numbers, too. Not these: errors
     # only names what went wrong, the record's own module decides no number, and the
     # Triton kernels read nothing on a CPU.
     free = {"errors", "bench.provenance", "kernels.backend", "kernels"}
-    modules = (*provenance.MODULES, *provenance.FURTHER.get(kind, ()))
+    modules = provenance.modules(kind)
     known = free | {name.removesuffix(".py").replace("/", ".") for name in modules}
     for module in modules:
         folders = module.split("/")[:-1]

