@@ -47,7 +47,14 @@ FURTHER = {
         "search.py",
         "course/planted.py",
         "bench/compensate.py",
-    )
+    ),
+    "serving": (
+        "swap.py",
+        "serving.py",
+        "admission.py",
+        "engine.py",
+        "bench/serve.py",
+    ),
 }
 DISTRIBUTIONS = (
     "torch",
