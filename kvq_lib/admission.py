@@ -153,9 +153,8 @@ def cache_within(
         scheme.page_nbytes(page_size, shape.head_dim, layer)
         for layer in range(shape.num_layers)
     )
-    law, chunk_pages = scheme.law(page_size), -(-chunk // page_size)
     num_hot, num_cold, spare = divide(
-        memory_bytes, (hot, cold), law, chunk_pages, context
+        memory_bytes, (hot, cold), scheme.law(page_size), chunk, context
     )
     if num_hot < 1 or (scheme.seals and num_cold < 1):
         raise InvalidArgument(
@@ -178,19 +177,20 @@ def divide(
     memory_bytes: int,
     page_nbytes: tuple[int, int],
     law: Law,
-    chunk_pages: int,
+    chunk: int,
     context: int,
 ) -> tuple[int, int, int]:
     """Divide a budget between hot and cold pages.
 
     One sequence of `context` tokens comes first. Of what is left, up to a quarter buys
-    hot pages for a chunk; the rest buys more such sequences.
+    hot pages for a chunk; the rest buys more such sequences. The planner counts by the
+    same rule.
 
     Args:
         memory_bytes: the budget.
         page_nbytes: of one page; a cold one takes 0 where nothing is sealed.
         law: the scheme's.
-        chunk_pages: pages that a chunk fills.
+        chunk: the most tokens of a step.
         context: tokens of a typical sequence.
 
     Returns:
@@ -200,10 +200,33 @@ def divide(
     hot, cold = page_nbytes
     if not cold:
         return memory_bytes // hot, 0, 0
-    kept = min(law.sinks + law.window + 1, -(-context // law.page_size))
+    pages = -(-context // law.page_size)
+    kept = most_hot(law, pages, 1)
     sequence = kept * hot + max(1, len(law.sealed(context))) * cold
     left = max(0, memory_bytes - sequence)
-    chunk = min(chunk_pages, left // (4 * hot))
-    more = kept * (left - chunk * hot) // sequence
-    num_hot = kept + chunk + more
-    return num_hot, (memory_bytes - num_hot * hot) // cold, chunk
+    reserve = chunk_reserve(left, hot * (most_hot(law, pages, chunk) - kept))
+    more = kept * (left - reserve) // sequence
+    num_hot = kept + (spare := reserve // hot) + more
+    return num_hot, (memory_bytes - num_hot * hot) // cold, spare
+
+
+def chunk_reserve(left: int, wanted: int) -> int:
+    """Bytes set aside for a chunk: what it wants, but at most a quarter of the bytes
+    that are left beside one sequence. With less, a prompt is read in more steps."""
+    return min(wanted, left // 4)
+
+
+def pages_touched(tokens: int, page_size: int) -> int:
+    """The most pages that so many neighbouring tokens can lie on."""
+    return -(-(tokens - 1) // page_size) + 1
+
+
+def most_hot(law: Law, pages: int, chunk: int) -> int:
+    """The most hot pages that a sequence of `pages` pages ever holds.
+
+    A step of `chunk` tokens writes hot pages and keeps those that its first query, or a
+    later one, reads. It is worst when its last token opens a page.
+    """
+    first = max(0, pages - pages_touched(chunk, law.page_size))
+    oldest = max(law.sinks, first - law.window)
+    return min(law.sinks, pages) + max(0, pages - oldest)

@@ -37,7 +37,8 @@ are loaded, no GPU is needed.
 usable    memory of one GPU times --utilization
 weights   every parameter, mixtures of experts in full, divided by --tensor-parallel
 reserve   what you set aside for activations, states of linear layers and the rest
-chunk     hot (unquantized) pages of one chunk of prefill, once for the whole batch
+chunk     hot (unquantized) pages of one chunk of prefill, once for the whole batch;
+          at most a quarter of what is left beside one sequence
 sequence  a sequence of --context tokens, pages rounded up, its hot pages included
 step      the hot page that each sequence fills while it decodes, where full pages are
           quantized

@@ -14,7 +14,6 @@ model has not read yet: a decoding request has one, the token that came out last
 import bisect
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 import torch
 
@@ -26,29 +25,17 @@ from .model import _end_tokens, _pick, check_window
 from .schemes import Scheme
 from .schemes import scheme as find_scheme
 from .serving import (
+    KEPT_STEPS,
     Clock,
     EngineMetrics,
     Event,
+    Job,
     Request,
     RequestMetrics,
     Result,
     Usage,
 )
-from .swap import Swapped, swap_in, swap_out
-
-
-@dataclass(eq=False)
-class _Job:
-    """A request that has not ended."""
-
-    id: int
-    request: Request
-    tokens: list[int]  # those of the prompt, then those that came out
-    prompt: int  # how many are the prompt's
-    draws: torch.Generator
-    metrics: RequestMetrics
-    seq: int | None = None  # while it runs
-    swapped: Swapped | None = None  # while its pages are on the host
+from .swap import swap_in, swap_out
 
 
 class Engine:
@@ -113,8 +100,8 @@ class Engine:
         self._room = Room(self.cache, chunk_pages)
         self.metrics = EngineMetrics()
         self._count = 0  # ids that have been given
-        self._waiting: list[_Job] = []  # both in order of arrival
-        self._running: list[_Job] = []
+        self._waiting: list[Job] = []  # both in order of arrival
+        self._running: list[Job] = []
         self._events: list[Event] = []  # that no step has returned yet
 
     # -- requests --------------------------------------------------------------------
@@ -140,16 +127,11 @@ class Engine:
         tokens = check_window(self.model, self._ids(request.prompt))
         _require_plain_positions(self.model, len(tokens) + new)
         self._room.require(len(tokens) + new - 1)  # the last token is not stored
-        job = _Job(
-            self._count,
-            request,
-            list(tokens),
-            len(tokens),
-            torch.Generator().manual_seed(seed),
-            RequestMetrics(self.clock.now() + wait),
-        )
+        metrics = RequestMetrics(self.clock.now() + wait)
+        draws = torch.Generator().manual_seed(seed)
+        job = Job(self._count, request, list(tokens), len(tokens), draws, metrics)
         self._count += 1
-        bisect.insort(self._waiting, job, key=_order)
+        bisect.insort(self._waiting, job, key=Job.order)
         return job.id
 
     def cancel(self, request: int) -> bool:
@@ -294,13 +276,13 @@ class Engine:
             and self._enter(self._waiting[0], plan)
         ):
             job = self._waiting.pop(0)
-            bisect.insort(self._running, job, key=_order)
+            bisect.insort(self._running, job, key=Job.order)
             if job.metrics.admitted is None:
                 job.metrics.admitted = now
             want = min(budget, self._unread(job))
             plan.put(job.seq, plan.affordable(job.seq, want))
 
-    def _enter(self, job: _Job, plan: Plan) -> bool:
+    def _enter(self, job: Job, plan: Plan) -> bool:
         """Give a waiting job its sequence, if all of its tokens find room."""
         seq = self.cache.add(job.tokens)
         found = self.cache.length(seq)
@@ -343,8 +325,9 @@ class Engine:
         self.metrics.usage.append(
             Usage(now, hot, cold, len(self._running), waiting, tokens)
         )
+        del self.metrics.usage[:-KEPT_STEPS]
 
-    def _forward(self, parts: list[tuple[_Job, int]]) -> Iterator[tuple]:
+    def _forward(self, parts: list[tuple[Job, int]]) -> Iterator[tuple]:
         """The model's step: each part, with the logits of its last token, or with the
         error that it raises alone."""
         seqs = [job.seq for job, _ in parts]
@@ -367,7 +350,7 @@ class Engine:
         self.clock.worked(sum(count for _, count in parts))
         yield from zip(parts, rows, strict=True)
 
-    def _take(self, job: _Job, token: int) -> None:
+    def _take(self, job: Job, token: int) -> None:
         """A token has come out."""
         now = self.clock.now()
         job.tokens.append(token)
@@ -380,7 +363,7 @@ class Engine:
         else:
             self._events.append(Event(job.id, token, now))
 
-    def _end(self, job: _Job, end: str, error=None, token: int | None = None) -> None:
+    def _end(self, job: Job, end: str, error=None, token: int | None = None) -> None:
         """Free what a job holds, and tell."""
         (self._waiting if job.seq is None else self._running).remove(job)
         if job.seq is not None:
@@ -409,14 +392,9 @@ class Engine:
         job.seq = None
         job.metrics.preemptions += 1
         self.metrics.preemptions += 1
-        bisect.insort(self._waiting, job, key=_order)
+        bisect.insort(self._waiting, job, key=Job.order)
 
-    def _unread(self, job: _Job) -> int:
+    def _unread(self, job: Job) -> int:
         """Tokens of a running job that the model has not read; one or more between
         steps."""
         return len(job.tokens) - self.cache.length(job.seq)
-
-
-def _order(job: _Job) -> tuple[float, int]:
-    """First come, first served."""
-    return job.metrics.arrival, job.id

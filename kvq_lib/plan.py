@@ -13,6 +13,7 @@ from fractions import Fraction
 
 import torch
 
+from .admission import chunk_reserve
 from .attention import CHUNK
 from .checks import _shown, float_dtype, real, reason, whole
 from .errors import InvalidArgument, KVQError, UnsupportedModel, UnsupportedScheme
@@ -46,9 +47,11 @@ class SchemePlan:
         bytes_per_token_at_context: the same at the planned context, where layers with
             a full window add nothing.
         sequence_bytes: one sequence of the planned context, committed; `kv_bytes`.
-        step_bytes: what a sequence takes on top while it decodes: the hot page that
-            fills beside the cold page that it is sealed into.
-        chunk_bytes: what prefill by chunks takes on top, once: hot pages of a chunk.
+        step_bytes: what a sequence takes on top while it decodes: a hot page that
+            fills, and a cold page that it is sealed into.
+        chunk_bytes: what prefill by chunks takes on top, once: hot pages of a chunk,
+            but at most a quarter of what is left beside one sequence. The engine
+            divides its budget by the same rule.
         max_batch: sequences of the planned context that fit.
         cache_bytes: their pools: max_batch · (sequence + step) + chunk.
         left_bytes: usable, but not used; below zero where even the weights are too big.
@@ -301,7 +304,9 @@ def _sized(sizes: Sizes, schemes, given) -> tuple[list, list]:
 
 def _row(name: str, size: Size, usable: int, weights: int, reserved: int):
     """A row of the plan: the concurrency formula, and what it leaves."""
-    each, chunk = size.decoding, size.prefilling - size.decoding
+    each = size.decoding
+    left = max(0, usable - weights - reserved - each)
+    chunk = chunk_reserve(left, size.prefilling - each)
     batch = max_batch(usable, weights, reserved + chunk, each)
     cache = batch * each + chunk if batch else 0
     return SchemePlan(

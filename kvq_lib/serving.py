@@ -9,8 +9,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from .checks import real
 from .errors import KVQError
+from .swap import Swapped
+
+#: Steps whose usage is kept: a day at about one a second; an engine may run for months.
+KEPT_STEPS = 100_000
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,35 @@ class RequestMetrics:
         if self.ended is None or self.ended <= self.arrival:
             return None
         return len(self.token_times) / (self.ended - self.arrival)
+
+
+@dataclass(eq=False)
+class Job:
+    """What the engine keeps of a request until it ends.
+
+    Attributes:
+        id: the request's.
+        request: as it was submitted.
+        tokens: those of the prompt, then those that came out.
+        prompt: how many are the prompt's.
+        draws: for sampling.
+        metrics: what it went through.
+        seq: its sequence in the cache, while it runs.
+        swapped: its pages, while they are on the host.
+    """
+
+    id: int
+    request: Request
+    tokens: list[int]
+    prompt: int
+    draws: torch.Generator
+    metrics: RequestMetrics
+    seq: int | None = None
+    swapped: Swapped | None = None
+
+    def order(self) -> tuple[float, int]:
+        """First come, first served."""
+        return self.metrics.arrival, self.id
 
 
 @dataclass(frozen=True)
@@ -149,7 +184,7 @@ class EngineMetrics:
         swaps: how many of these times they went to host memory.
         swapped_bytes: bytes that went there.
         peak_running: the most sequences in one step.
-        usage: one entry for each step.
+        usage: one entry for each of the latest `KEPT_STEPS` steps.
         started: when the first step began; None before.
     """
 

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import torch
 
+from .admission import most_hot, pages_touched
 from .errors import UnsupportedScheme
 from .layers import CacheLayer, ModelLayers
 from .schemes import Law, Scheme
@@ -68,6 +69,7 @@ class Sizes:
         else:
             committed = self._pool(law, window, 1, hot, cold)
             growth = Fraction(0)
+        # A page that fills needs a cold one beside it, however short the context.
         decoding = self._pool(law, window, 1, hot, cold)
         prefilling = self._pool(law, window, self.chunk, hot, cold)
         return token, growth, committed, decoding, prefilling
@@ -78,7 +80,7 @@ class Sizes:
         """Bytes of the most hot and the most cold pages that one head of a sequence
         holds at a time, up to the context, in steps of at most `chunk` tokens."""
         pages = -(-self.context // law.page_size)
-        sealed = len(law.sealed(self.context))
+        sealed = max(1, len(law.sealed(self.context)))
         if window is not None and self.context > window:
             # A step's first query reads window - 1 earlier tokens; they and the step
             # may begin and end inside a page.
@@ -86,22 +88,6 @@ class Sizes:
             pages = min(pages, pages_touched(span, law.page_size))
             sealed = min(sealed, -(-span // law.page_size))
         return most_hot(law, pages, chunk) * hot + sealed * cold
-
-
-def pages_touched(tokens: int, page_size: int) -> int:
-    """The most pages that so many neighbouring tokens can lie on."""
-    return -(-(tokens - 1) // page_size) + 1
-
-
-def most_hot(law: Law, pages: int, chunk: int) -> int:
-    """The most hot pages that a sequence of `pages` pages ever holds.
-
-    A step of `chunk` tokens writes hot pages and keeps those that its first query, or a
-    later one, reads. It is worst when its last token opens a page.
-    """
-    first = max(0, pages - pages_touched(chunk, law.page_size))
-    oldest = max(law.sinks, first - law.window)
-    return min(law.sinks, pages) + max(0, pages - oldest)
 
 
 def _cold_page(recipe: Scheme, page_size: int, layer: CacheLayer, index: int) -> int:

@@ -75,9 +75,7 @@ def budget_for(scheme, page, tokens, context, chunk, times):
     need = min(pages, law.sinks + law.window + 1), len(law.sealed(tokens))
     budget = need[0] * hot + need[1] * cold
     while True:
-        bought = divide(
-            int(times * budget), (hot, cold), law, -(-chunk // page), context
-        )
+        bought = divide(int(times * budget), (hot, cold), law, chunk, context)
         if bought[0] >= need[0] and bought[1] >= max(need[1], scheme.seals):
             return int(times * budget)
         budget += hot
@@ -730,6 +728,14 @@ def test_what_never_ran_has_no_times():
     assert kvq.EngineMetrics().tokens_per_second is None
 
 
+def test_the_usage_of_old_steps_is_forgotten(monkeypatch):
+    monkeypatch.setattr("kvq_lib.engine.KEPT_STEPS", 3)
+    engine = new_engine()
+    engine.run([kvq.Request(row(1, 4), 6)])
+    assert [u.time for u in engine.metrics.usage] == [4, 5, 6]
+    assert engine.metrics.tokens_per_second == 1
+
+
 def test_the_wall_clock_waits_for_arrivals():
     engine = new_engine(clock=kvq.Clock())
     now, later = engine.run(
@@ -738,62 +744,3 @@ def test_the_wall_clock_waits_for_arrivals():
     assert later.metrics.admitted >= later.metrics.arrival
     assert later.metrics.arrival >= now.metrics.arrival + 0.3
     assert 0 < now.metrics.time_to_first_token < now.metrics.ended
-
-
-# -- many long sequences --------------------------------------------------------------
-
-
-def fake_model():
-    """One layer, one kv head of 128 channels, in float16; it computes nothing."""
-    found = tiny_model(
-        dtype=torch.float16,
-        head_dim=128,
-        num_hidden_layers=1,
-        num_key_value_heads=1,
-        max_position_embeddings=8192,
-    )
-    found.generation_config.eos_token_id = None
-
-    def forward(input_ids, position_ids, kvq_step, logits_to_keep=None, **others):
-        kvq_step[1].attended.add(0)
-        logits = torch.zeros(1, len(logits_to_keep), 97)
-        return type("Output", (), {"logits": logits})
-
-    found.forward = forward
-    return found
-
-
-def long_engine(scheme):
-    """16 sequences of 4,096 tokens in 16 bits: the budget of all schemes."""
-    return kvq.Engine(
-        fake_model(),
-        Letters(),
-        scheme,
-        memory_bytes=16 * 4096 * 2 * 128 * 2,
-        context=4096,
-        clock=kvq.VirtualClock(),
-    )
-
-
-def stored(scheme):
-    """How many sequences of 4,096 tokens the engine's cache takes, chunk by chunk."""
-    cache, count = long_engine(scheme).cache, 0
-    assert cache.dtype == torch.float16
-    while True:
-        seq = cache.add()
-        try:
-            for _ in range(8):
-                batch = cache.begin([seq], [512])
-                batch.attended.add(0)
-                cache.commit(batch)
-        except kvq.OutOfPages:
-            return count
-        count += 1
-
-
-def test_long_contexts_fit_in_numbers_that_follow_the_bits():
-    counted = {s: stored(s) for s in ("native", "fp16", "int8", "int4")}
-    baseline = max(counted["native"], counted["fp16"])
-    assert baseline == 16
-    assert counted["int8"] >= 1.85 * baseline
-    assert counted["int4"] >= 3.3 * baseline

@@ -47,7 +47,14 @@ FURTHER = {
         "search.py",
         "course/planted.py",
         "bench/compensate.py",
-    )
+    ),
+    "serving": (
+        "swap.py",
+        "serving.py",
+        "admission.py",
+        "engine.py",
+        "bench/serve.py",
+    ),
 }
 # Kinds that measure another program: the library's code has no part in them.  Which
 # version of that program it was, their data say.
