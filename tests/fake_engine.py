@@ -8,7 +8,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 #: A prompt's first token: what the server does with it.
-PLAIN, REFUSE, DIE, COMPLAIN, SLOW, SHORT = range(6)
+PLAIN, REFUSE, DIE, COMPLAIN, SLOW, SHORT, MEET = range(7)
 
 # Two engines, a value with a comma, a quote and a brace in it, and an exponent.
 METRICS = r"""# HELP vllm:num_requests_running Number of requests.
@@ -28,9 +28,6 @@ class Fake(BaseHTTPRequestHandler):
     """Answers as vLLM does, or misbehaves as the prompt's first token says."""
 
     protocol_version = "HTTP/1.1"
-    busy = 0
-    most = 0
-    lock = threading.Lock()
 
     def log_message(self, *_):
         pass
@@ -57,24 +54,35 @@ class Fake(BaseHTTPRequestHandler):
         assert asked["stream"] and asked["ignore_eos"] and asked["temperature"] == 0
         if asked["prompt"][0] == REFUSE:
             return self.page('{"error": "too long"}', 400)
-        with self.lock:
-            Fake.busy += 1
-            Fake.most = max(Fake.most, Fake.busy)
-        try:
-            self.stream(asked)
-        finally:
-            with self.lock:
-                Fake.busy -= 1
-
-    def stream(self, asked: dict):
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        with self.server.changed:
+            self.server.busy += 1
+            self.server.most = max(self.server.most, self.server.busy)
+            self.server.changed.notify_all()
+        try:
+            alive = self.tokens(asked)
+        finally:
+            # Before the client hears of the end: its next request may come at once.
+            with self.server.changed:
+                self.server.busy -= 1
+        if not alive:
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        self.event({"choices": [], "usage": {}})
+        self.chunk(b"data: [DONE]\n\n")
+        self.chunk(b"")
+
+    def tokens(self, asked: dict) -> bool:
+        """Send them; returns whether the answer then ends as it should."""
         start, *_ = asked["prompt"]
+        if start == MEET:  # goes on once two were answered at a time
+            with self.server.changed:
+                self.server.changed.wait_for(lambda: self.server.most > 1, timeout=20)
         for i in range(asked["max_tokens"]):
             if start == DIE and i == 2:
-                self.connection.shutdown(socket.SHUT_RDWR)
-                return
+                return False
             if start == COMPLAIN and i == 2:
                 self.event({"error": {"message": "out of luck"}})
                 break
@@ -82,9 +90,7 @@ class Fake(BaseHTTPRequestHandler):
             self.event({"choices": [{"token_ids": [100 + i]}]})
             if start == SHORT and i == 2:
                 break
-        self.event({"choices": [], "usage": {}})
-        self.chunk(b"data: [DONE]\n\n")
-        self.chunk(b"")
+        return True
 
     def event(self, content: dict):
         self.chunk(b"data: " + json.dumps(content).encode() + b"\n\n")
@@ -94,13 +100,21 @@ class Fake(BaseHTTPRequestHandler):
             self.wfile.write(b"%x\r\n%s\r\n" % (len(content), content))
 
 
+class Web(ThreadingHTTPServer):
+    """Counts the completions that it answers at a time, and the most so far."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Fake)
+        self.busy = self.most = 0
+        self.changed = threading.Condition()
+
+
 @contextlib.contextmanager
 def running():
-    """Yield the port of a new one."""
-    Fake.busy = Fake.most = 0
-    with ThreadingHTTPServer(("127.0.0.1", 0), Fake) as web:
+    """Yield a new one."""
+    with Web() as web:
         thread = threading.Thread(target=web.serve_forever, args=(0.01,))
         thread.start()
-        yield web.server_port
+        yield web
         web.shutdown()
         thread.join()

@@ -11,7 +11,7 @@ from pathlib import Path
 import fake_engine
 import pytest
 import torch
-from fake_engine import COMPLAIN, DIE, METRICS, PLAIN, REFUSE, SHORT, SLOW
+from fake_engine import COMPLAIN, DIE, MEET, METRICS, PLAIN, REFUSE, SHORT, SLOW
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvq_lib.bench import engine_client, engine_server, provenance, real_engine
@@ -23,9 +23,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
-def server():
-    with fake_engine.running() as port:
-        yield Server(port, "m")
+def web():
+    with fake_engine.running() as web:
+        yield web
+
+
+@pytest.fixture
+def server(web):
+    return Server(web.server_port, "m")
 
 
 # -- metrics ---------------------------------------------------------------------------
@@ -114,12 +119,12 @@ def test_log_probabilities_leave_the_first_token_out(server):
 # -- loads -----------------------------------------------------------------------------
 
 
-def test_a_load_asks_each_prompt_once_and_so_many_at_a_time(server):
-    prompts = [[PLAIN, i] for i in range(9)]
+def test_a_load_asks_each_prompt_once_and_so_many_at_a_time(server, web):
+    prompts = [[MEET if i == 0 else PLAIN, i] for i in range(9)]
     outcomes = engine_client.drive(server, prompts, Load(3, 8, 20))
     found = engine_client.summary(outcomes)
     assert found["complete"] == found["requests"] == 9 and found["failures"] == {}
-    assert found["output_tokens"] == 72 and 2 <= fake_engine.Fake.most <= 3
+    assert found["output_tokens"] == 72 and 2 <= web.most <= 3
     assert found["tokens_per_s"] == pytest.approx(72 / found["seconds"], rel=0.01)
     assert found["first_token"]["0"] <= found["first_token"]["1"]
     assert len(found["token_gap"]) == len(engine_client.QUANTILES)
