@@ -223,11 +223,19 @@ def _run_plan(options) -> str:
 
 def _schemes(options) -> list | None:
     """The schemes asked for, with their windows changed; None for all of them."""
-    if options.scheme:
-        return [scheme(n, options.recent, options.sinks) for n in options.scheme]
-    if options.recent is not None or options.sinks is not None:
-        raise InvalidArgument("--recent and --sinks change a --scheme; none was given")
-    return None
+    windows = options.recent, options.sinks
+    changed = any(tokens is not None for tokens in windows)
+    if not options.scheme:
+        if changed:
+            raise InvalidArgument("--recent and --sinks change a --scheme; give one")
+        return None
+    found = [scheme(name, *windows) for name in dict.fromkeys(options.scheme)]
+    for recipe in found:
+        if changed and not recipe.seals:
+            raise InvalidArgument(
+                f"{recipe.name} seals no page: --recent and --sinks change nothing"
+            )
+    return found
 
 
 # -- text ----------------------------------------------------------------------------
@@ -285,7 +293,8 @@ def _table(found: Plan) -> list[str]:
         titles.insert(3, "at context")
         for line, row in zip(rows, found.schemes, strict=True):
             line.insert(3, f"{row.bytes_per_token_at_context:,.0f}")
-    title = f"sequences of {found.context:,} tokens in pages of {found.page_size}"
+    tokens = f"{found.context:,} token{'s' if found.context > 1 else ''}"
+    title = f"sequences of {tokens} in pages of {found.page_size}"
     return [f"{title}, prefill by {found.chunk}", "", *_aligned([titles, *rows])]
 
 

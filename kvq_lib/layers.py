@@ -305,8 +305,8 @@ def _heads(name: str, text) -> tuple[int, int, bool]:
         dim, rest = divmod(text.hidden_size, heads)
     if rest:
         raise UnsupportedModel(f"{name}: {text.hidden_size} channels, {heads} heads")
-    kv_heads = getattr(text, "num_key_value_heads", None)
-    kv_heads = kv_heads or getattr(text, "num_kv_heads", None) or heads
+    named = [getattr(text, f, None) for f in ("num_key_value_heads", "num_kv_heads")]
+    kv_heads = next((n for n in (*named, heads) if n is not None), None)
     # Older names for one kv head; num_kv_heads then counts something else.
     newer = getattr(text, "new_decoder_architecture", False)
     if getattr(text, "multi_query", False) and not newer:

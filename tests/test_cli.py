@@ -63,6 +63,12 @@ def test_all_schemes_are_compared_unless_some_are_named(run):
     assert "mixed: keys at its budget" in out
 
 
+def test_a_scheme_that_is_named_twice_has_one_row(run):
+    asked = [*ASKED[:-1], "1", "--scheme", "int8", "--scheme", "int8"]
+    _, out, _ = run("plan", *asked)
+    assert out.count("\nint8 ") == 1 and "\nsequences of 1 token in pages" in out
+
+
 def test_windows_have_a_column_of_their_own(run):
     gemma = [str(CONFIGS / "gemma-2-9b.json"), *ASKED[1:3], "--weights", "0"]
     _, out, _ = run("plan", *gemma, "--context", "8192", "--scheme", "native")
@@ -182,6 +188,7 @@ def test_help_teaches(run):
         (changed(**{"--gpu": "0"}), "0 bytes"),
         (changed(**{"--scheme": "int5"}), "unknown scheme 'int5'"),
         (changed(**{"--recent": "16"}), "--scheme"),
+        (changed(**{"--scheme": "native", "--sinks": "16"}), "native seals no page"),
         (changed(**{"--dtype": "int8"}), "invalid choice"),
         (["plan", str(CONFIGS / "t5-base.json"), *ASKED[1:]], "encoder-decoder"),
         (["plan", str(CONFIGS / "gpt-oss-20b.json"), *ASKED[1:]], "quantized"),

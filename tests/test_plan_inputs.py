@@ -252,6 +252,7 @@ def test_a_model_is_a_file_a_folder_a_dict_or_a_config(tmp_path):
         ({"model_type": "no_such_model"}, "knows no model type 'no_such_model'"),
         ({**LLAMA, "num_hidden_layers": 10**12}, "1000000000000 layers"),
         ({**LLAMA, "num_attention_heads": 0}, "a llama config that is wrong"),
+        ({**LLAMA, "num_key_value_heads": 0}, "kv heads is a whole number, at least 1"),
         ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers"),
     ],
 )
