@@ -28,7 +28,7 @@ def marks(source: str) -> Iterator[tuple[int, str]]:
 
 
 def problems(source: str, question: str) -> Iterator[tuple[int, str]]:
-    """What is wrong with the blocks of an answer cell: (offset of the line, message)."""
+    """What is wrong with an answer cell's blocks: (offset of the line, message)."""
     found = list(_pairing(source))
     if not found and not _spans(source):
         found = [(0, f"no block: put what students write between {BEGIN} and {END}")]

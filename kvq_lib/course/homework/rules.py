@@ -31,7 +31,7 @@ def check(path: Path, text: str, front: Mapping, cells: Sequence[Cell]) -> list:
     for cell in cells:
         markdown = cell.kind == "markdown"
         found += _markdown(cell, cell is cells[0]) if markdown else _code(cell)
-    return found + [*_questions(cells)]
+    return [*found, *_questions(cells)]
 
 
 def check_private(homework, cells: Sequence[Cell]) -> list:
@@ -40,11 +40,13 @@ def check_private(homework, cells: Sequence[Cell]) -> list:
     known = {question.id: question for question in homework.questions}
     for cell in cells:
         problems = list(_code(cell, anywhere=True))
-        if not problems and cell.question not in known:
+        if not problems and cell.role not in ("hidden", "mutant"):
+            problems = [(cell.line, f"role {cell.role} is not for private files")]
+        elif not problems and cell.question not in known:
             problems = [(cell.line, f"{homework.id} has no question {cell.question}")]
         found += problems
     answers = [cell for cell in homework.cells if cell.role == "answer"]
-    found += _names(cells) + [*_mutants([*answers, *cells], set(known))]
+    found += [*_names(cells), *_mutants([*answers, *cells], set(known))]
     for question in () if found else known.values():
         probes = [c for c in cells if c.question == question.id and c.role == "hidden"]
         points = sum(cell.options["points"] for cell in probes)

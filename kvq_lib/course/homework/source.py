@@ -74,7 +74,7 @@ class Cell:
 
     @property
     def role(self) -> str:
-        """"text" for Markdown, else the role that the cell says, "given" if none."""
+        """What the cell says, else "given"; "text" for Markdown."""
         return "text" if self.kind == "markdown" else self.options.get("role", "given")
 
     @property
@@ -91,6 +91,7 @@ class Probe:
         points: above 0.
         rtol, atol: how far from the solution's value a number may be.
         seed: of all random numbers, set before the probe runs.
+        path, line: where it is written.
     """
 
     question: str
@@ -100,6 +101,7 @@ class Probe:
     atol: float
     seed: int
     code: str
+    path: Path
     line: int
 
 
@@ -110,6 +112,7 @@ class Mutant:
     Attributes:
         replaces: which answer cell of its question, from 1.
         also: ids of other questions that may lose points with it.
+        path, line: where it is written.
     """
 
     question: str
@@ -117,6 +120,7 @@ class Mutant:
     replaces: int
     also: tuple[str, ...]
     code: str
+    path: Path
     line: int
 
 
@@ -177,7 +181,9 @@ def read(path: Path) -> Homework:
     from . import rules
 
     text, front, cells = _parse(path)
-    problems = [Problem(path, *found) for found in rules.check(path, text, front, cells)]
+    problems = [
+        Problem(path, *found) for found in rules.check(path, text, front, cells)
+    ]
     if problems:
         raise SourceError(problems)
     kvq = front["kvq"]
@@ -191,7 +197,7 @@ def read(path: Path) -> Homework:
         torch=kvq["torch"],
         cells=tuple(cells),
         questions=tuple(
-            Question(f"q{number}", title, *_graded(cells, f"q{number}"))
+            Question(f"q{number}", title, *_graded(path, cells, f"q{number}"))
             for number, title in headings(cells)
         ),
     )
@@ -209,13 +215,13 @@ def with_hidden(homework: Homework, path: Path) -> Homework:
     from . import rules
 
     _, _, cells = _parse(path)
-    cells = [c for c in cells if c.role in ("hidden", "mutant")]
+    cells = [c for c in cells if c.role not in ("text", "given")]
     problems = [Problem(path, *p) for p in rules.check_private(homework, cells)]
     if problems:
         raise SourceError(problems)
     questions = []
     for question in homework.questions:
-        probes, mutants = _graded(cells, question.id)
+        probes, mutants = _graded(path, cells, question.id)
         questions.append(
             dataclasses.replace(
                 question,
@@ -238,7 +244,7 @@ def headings(cells: Sequence[Cell]) -> list[tuple[int, str]]:
 
 
 def _graded(
-    cells: Sequence[Cell], question: str
+    path: Path, cells: Sequence[Cell], question: str
 ) -> tuple[tuple[Probe, ...], tuple[Mutant, ...]]:
     """Probes and mutants of a question, from cells that follow the rules."""
     own = [cell for cell in cells if cell.question == question]
@@ -251,6 +257,7 @@ def _graded(
             float(cell.options.get("atol", 0)),
             cell.options.get("seed", 0),
             cell.source,
+            path,
             cell.line,
         )
         for cell in own
@@ -263,6 +270,7 @@ def _graded(
             cell.options.get("replaces", 1),
             questions_named(cell.options.get("also", ())),
             cell.source,
+            path,
             cell.line,
         )
         for cell in own
@@ -278,6 +286,7 @@ def questions_named(also: "str | Sequence[str]") -> tuple[str, ...]:
 
 def _parse(path: Path) -> tuple[str, dict, list[Cell]]:
     """Text, front matter and cells of a file, whatever they hold."""
+    import nbformat
     import yaml
     from jupytext.myst import MystMetadataParsingError, myst_to_notebook
 
@@ -285,9 +294,10 @@ def _parse(path: Path) -> tuple[str, dict, list[Cell]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError([Problem(path, 1, f"cannot be read: {error}")]) from None
+    unreadable = (MystMetadataParsingError, yaml.YAMLError, nbformat.ValidationError)
     try:
         notebook = myst_to_notebook(text, add_source_map=True)
-    except (MystMetadataParsingError, yaml.YAMLError, TypeError) as error:
+    except unreadable as error:
         line = re.search(r"at line (\d+)", str(error))
         said = " ".join(str(error).split())
         problem = Problem(path, int(line[1]) if line else 1, f"metadata: {said}")
