@@ -1,8 +1,5 @@
-"""Graded homework: one source for exercise, solution and grading key, and the grader.
+"""Graded homework: one source for exercises, solutions and keys, and their grading.
 
-Modules, in the order in which a homework meets them: `new` writes a template, `source`
-reads one (`blocks` and `rules` check it), `build` makes the notebooks and the key,
-`verify` proves the key, `submission`, `runner`, `sandbox` and `session` run what a
-student handed in, `compare`, `grade` and `report` mark it.  `commands` and
-`grade_commands` are the command line.
+The half that builds: source, build, verify, new, commands.  The half that grades:
+submission, runner, sandbox, session, compare, grade, report, grade_commands.
 """
