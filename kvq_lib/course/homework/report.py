@@ -115,10 +115,9 @@ def as_csv(document: dict) -> str:
         ]
         final, most = plain(decimal(row["final"])), plain(decimal(row["max"]))
         text = [row["student"], row["file"], row["status"]]
-        out.writerow(
-            [*map(_harmless, text), *points, final, most, row["sandbox"]]
-            + [_harmless("; ".join(notes(row)))]
-        )
+        said = _harmless("; ".join(notes(row)))
+        numbers = [*points, final, most, row["sandbox"]]
+        out.writerow([*map(_harmless, text), *numbers, said])
     return table.getvalue()
 
 

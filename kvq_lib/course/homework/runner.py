@@ -143,10 +143,13 @@ def error_name(error: BaseException) -> str:
 
 
 class _Shell:
-    """What `get_ipython()` returns: every attribute is a call that does nothing."""
+    """What `get_ipython()` returns: it has every attribute, and calls do nothing."""
 
     def __getattr__(self, name):
-        return lambda *args, **options: None
+        return self
+
+    def __call__(self, *args, **options):
+        return self
 
 
 class Runner:
@@ -158,7 +161,8 @@ class Runner:
         self.names = main.__dict__
         self.names["__builtins__"] = __builtins__
         self.names["display"] = lambda *args, **options: None
-        self.names["get_ipython"] = _Shell
+        shell = _Shell()
+        self.names["get_ipython"] = lambda: shell
         self.names["exit"] = self.names["quit"] = sys.exit
         self._flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self._number = 0
@@ -210,9 +214,8 @@ class Runner:
 
     def _settle(self) -> None:
         """Undo what earlier cells left behind and later ones should not meet."""
-        sys.settrace(None)
-        sys.setprofile(None)
         threading.settrace(None)
+        threading.setprofile(None)
         for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
             signal.setitimer(timer, 0)
         for number, handler in self._handlers.items():
@@ -262,6 +265,7 @@ def serve(requests: int, replies: int) -> None:
     cells may put something else in its place."""
     read, write, loads, leave = os.read, os.write, json.loads, os._exit
     folder, chdir = os.getcwd(), os.chdir
+    untrace, unprofile = sys.settrace, sys.setprofile
     written, name_of, limit = text, error_name, MAX_REPLY
     runner, failure = Runner(), NotPlainData
 
@@ -274,13 +278,17 @@ def serve(requests: int, replies: int) -> None:
         head = f'{{"n":{request["n"]:d},'
         try:
             chdir(folder)
-            if request["op"] == "cell":
-                runner.cell(request["code"])
-                return head + '"ok":true}'
-            value = written(runner.probe(request["code"], request["seed"]))
-            if len(value) > limit - 100:
-                raise failure
-            return f'{head}"value":{value}}}'
+            try:
+                if request["op"] == "cell":
+                    runner.cell(request["code"])
+                    return head + '"ok":true}'
+                value = written(runner.probe(request["code"], request["seed"]))
+                if len(value) > limit - 100:
+                    raise failure
+                return f'{head}"value":{value}}}'
+            finally:  # or they would see the lines below
+                untrace(None)
+                unprofile(None)
         except BaseException as error:
             name = _quoted(name_of(error))
         if request["op"] == "cell":

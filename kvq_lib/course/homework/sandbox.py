@@ -59,8 +59,9 @@ class Limits:
     """What one submission may take.
 
     Attributes:
-        seconds: of one cell or one probe.
-        total_seconds: of everything, repetitions included.
+        seconds: that one cell or one probe may compute, all its processes together;
+            it may wait three times as long.
+        total_seconds: until everything must be over, repetitions included.
         memory: bytes of all its processes together.
         processes: that exist at once, threads included.
         file: bytes of one file.
@@ -69,7 +70,7 @@ class Limits:
     """
 
     seconds: float = 20.0
-    total_seconds: float = 180.0
+    total_seconds: float = 300.0
     memory: int = 2048 * MIB
     processes: int = 64
     file: int = 64 * MIB
@@ -157,7 +158,10 @@ class Sandbox:
         kernel = {
             "RLIMIT_CORE": 0,
             "RLIMIT_CPU": int(limits.total_seconds) + 5,
-            "RLIMIT_DATA": limits.memory,
+            # A bit less than the watcher allows: one process alone then meets an
+            # error that it can tell, and is not killed.  Address space is no measure:
+            # torch and its threads reserve ten times what they use.
+            "RLIMIT_DATA": limits.memory // 8 * 7,
             "RLIMIT_FSIZE": limits.file,
             "RLIMIT_NOFILE": 256,
         }
