@@ -175,7 +175,8 @@ CODE = {
     "endless loop inside": inside("while True: pass"),
     "endless loop, deaf": spoiled(
         "import signal\nfor n in (1, 2, 14, 15): signal.signal(n, signal.SIG_IGN)\n"
-        "while True:\n    try:\n        while True: pass\n    except BaseException: pass"
+        "while True:\n    try:\n        while True: pass\n"
+        "    except BaseException: pass"
     ),
     "sleep": inside("time.sleep(1e6)"),
     "stopped": spoiled("os.kill(os.getpid(), 19)\nos.kill(0, 19)"),

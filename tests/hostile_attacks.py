@@ -24,7 +24,7 @@ def frames():
         frame = frame.f_back
 """
 _VALUE = b'{"n":%d,"value":[9,2.25]}\n'
-_MANY = "b''.join(%r %% n for n in range(9))" % _VALUE
+_MANY = f"b''.join({_VALUE!r} % n for n in range(9))"
 
 
 def _tries(*lines: str) -> str:
@@ -78,8 +78,9 @@ ATTACKS = {
     ),
     # -- patches
     "json patched": survived(
-        "json.dumps = json.loads = json.JSONEncoder.encode = lambda *a, **k: '[9, 2.25]'"
-        "\njson.encoder.encode_basestring_ascii = json.decoder.scanstring = None"
+        "json.dumps = json.loads = lambda *a, **k: '[9, 2.25]'\n"
+        "json.JSONEncoder.encode = json.dumps\n"
+        "json.encoder.encode_basestring_ascii = json.decoder.scanstring = None"
     ),
     "builtins patched": survived(
         "import builtins\n"
@@ -101,7 +102,7 @@ ATTACKS = {
         "            if name == 'plain': f.f_globals[name] = lambda v: [9, 2.25, 0]\n"
         "    return 0",
         second=f"{MEANS}\nfor f in frames():\n    if 'plain' in f.f_globals:\n"
-        "        f.f_globals['plain'] = lambda v, depth=0: v",
+        "        f.f_globals['plain'] = lambda v: v",
     ),
     "trace": survived(
         "import threading\ndef trace(*a): raise SystemExit\n"
@@ -109,7 +110,8 @@ ATTACKS = {
     ),
     "IPython hooks": survived(
         "ip = get_ipython()\nip.events.register('post_run_cell', lambda: os._exit(1))\n"
-        "get_ipython = lambda: os._exit(1)\nsys.displayhook = sys.excepthook = get_ipython"
+        "get_ipython = lambda: os._exit(1)\n"
+        "sys.displayhook = sys.excepthook = get_ipython"
     ),
     "main gone": survived("sys.modules.clear()"),
     "exit hooks": survived(

@@ -80,7 +80,8 @@ def find(folder: Path, homework: str, ours: Iterable[Path] = ()) -> Found:
         elif path.suffix.lower() == ".ipynb":
             files.setdefault(_name(path.stem), []).append(path)
         else:
-            skipped.append((_name(item.name), "not a notebook"))
+            what = "a link" if item.is_symlink() else "not a notebook"
+            skipped.append((_name(item.name), what))
     entries = [
         _entry(student, paths, folder, homework) for student, paths in files.items()
     ]

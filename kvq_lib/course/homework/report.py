@@ -175,7 +175,7 @@ def said(question: dict) -> str:
     """A question's result in the fixed vocabulary."""
     if question["right"] == question["probes"]:
         return "full marks"
-    why = ", ".join(WORDS[failure] for failure in question["failures"])
+    why = "; ".join(WORDS[failure] for failure in question["failures"])
     return f"part of the marks: {why}" if question["right"] else why
 
 

@@ -187,7 +187,7 @@ class Sandbox:
         python.append(json.dumps(settings))
         if self.level == "bwrap":
             given.append(_readable("\0".join(_bwrap(self, limits)).encode()))
-            return ["bwrap", "--args", str(given[-1]), "--", *python]
+            return [_tool("bwrap"), "--args", str(given[-1]), "--", *python]
         if self.level == "unshare":
             return _unshare(self, limits, folder, python)
         return python
@@ -195,6 +195,14 @@ class Sandbox:
 
 _RUNNER = Path(__file__).with_name("runner.py")
 _UIDS = range(60_600, 61_100)  # users that systems leave alone
+
+
+def _tool(name: str) -> str:
+    """Where a program is, on the grader's own path."""
+    found = shutil.which(name)
+    if found is None:
+        raise FileNotFoundError(f"there is no {name}")
+    return found
 
 
 def _readable(data: bytes) -> int:
@@ -344,5 +352,6 @@ def _unshare(
     lines += [f"mkdir -m 777 {root}{WORK}", f"mount -o remount,ro,nosuid {root}"]
     lines += ['exec chroot "$@"']
     spaces = ["--net", "--pid", "--ipc", "--uts", "--mount", "--fork", "--kill-child"]
-    script = ["sh", "-c", "\n".join(lines), "sh", str(folder), *python]
-    return ["setpriv", "--pdeathsig", "KILL", "unshare", *spaces, *script]
+    script = ["/bin/sh", "-c", "\n".join(lines), "sh", str(folder), *python]
+    dies_too = [_tool("setpriv"), "--pdeathsig", "KILL"]
+    return [*dies_too, _tool("unshare"), *spaces, *script]
