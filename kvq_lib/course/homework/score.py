@@ -1,0 +1,83 @@
+"""A key and a transcript: the points of every question, and what went wrong."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from .compare import same
+from .session import FATAL, Probe, Transcript
+
+
+@dataclass(frozen=True)
+class Score:
+    """The result of one question.
+
+    Attributes:
+        question: its id.
+        title: its words.
+        points, most: reached and possible, exact.
+        right, probes: how many probes agree, of how many.
+        failures: what the others did, each once, in order: "wrong" for another value,
+            or one of session.FAILURES.
+    """
+
+    question: str
+    title: str
+    points: Decimal
+    most: Decimal
+    right: int
+    probes: int
+    failures: tuple[str, ...]
+
+    @property
+    def stopped(self) -> bool:
+        """A probe had to be stopped or could not run."""
+        return any(failure in FATAL for failure in self.failures)
+
+
+def probes(key: dict) -> list[Probe]:
+    """All probes of a key, question by question."""
+    return [
+        Probe(question["id"], probe["code"], probe["seed"])
+        for question in key["questions"]
+        for probe in question["probes"]
+    ]
+
+
+def score(key: dict, transcript: Transcript) -> list[Score]:
+    """Points of each question, in the key's order.
+
+    Args:
+        key: as `kvq homework build` writes it.
+        transcript: of `probes(key)`.
+    """
+    outcomes = iter(transcript.outcomes)
+    found = []
+    for question in key["questions"]:
+        reached, right, failures = Decimal(0), 0, {}
+        for probe in question["probes"]:
+            outcome = next(outcomes)
+            failure = outcome.failure
+            if not failure:
+                value, expected = outcome.value, probe["expected"]
+                if same(value, expected, probe["rtol"], probe["atol"]):
+                    reached, right = reached + points(probe), right + 1
+                    continue
+                failure = "wrong"
+            failures[failure] = None
+        found.append(
+            Score(
+                question["id"],
+                question["title"],
+                reached,
+                sum(map(points, question["probes"]), Decimal(0)),
+                right,
+                len(question["probes"]),
+                tuple(failures),
+            )
+        )
+    return found
+
+
+def points(probe: dict) -> Decimal:
+    """Points of a key's probe, exactly as its decimal number is written."""
+    return Decimal(repr(probe["points"]))
