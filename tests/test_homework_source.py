@@ -156,7 +156,7 @@ BROKEN = [
     ("A small homework", "- ```{code-cell}\n  ```\n\nA", "- ```", "unindent it"),
     ("## What", "+++ {\"kvq\": {}}\n\n+++ {\"kvq\": {\"role\": \"given\"}}\n\n## What",
      "## What", "unknown role 'given': Markdown has text, explain"),
-    ('"explain", "question": "q1"', '"explain", "question": "q2"', "Sixteen", "unde"),
+    ('"explain", "question": "q1"', '"explain", "question": "q2"', "Sixteen", "under"),
     ('"explain", "question": "q1"', '"explain"', "Sixteen", "question: must be"),
     ("role: answer, question: q2", "role: explain, question: q2", None, "code has"),
 ]  # fmt: skip

@@ -98,9 +98,14 @@ def _first_cell(front: Mapping, cells: Sequence[Cell]) -> Found:
         return
     block = front.get("kvq")
     chapter = block.get("chapter") if isinstance(block, Mapping) else None
-    links = re.findall(r"\]\(([^)\s]*)\)", cells[0].source)
-    if isinstance(chapter, str) and not any(chapter in link for link in links):
+    found = links(cells[0].source)
+    if isinstance(chapter, str) and not any(chapter in link for link in found):
         yield cells[0].line, f"the first cell must link to ../{chapter}.ipynb"
+
+
+def links(markdown: str) -> list[str]:
+    """Where the links of a text lead."""
+    return re.findall(r"\]\(([^)\s]*)\)", markdown)
 
 
 def _headings(cells: Sequence[Cell]) -> Found:
