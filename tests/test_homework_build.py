@@ -159,6 +159,12 @@ def test_ids_stay_when_another_question_changes(homework):
 # -- solutions -----------------------------------------------------------------------
 
 
+def test_what_explains_a_solution_is_in_no_exercise(built):
+    assert "Sixteen" not in (built / EXERCISE).read_text()
+    _, named = cells(built / SOLUTION)
+    assert named["q1-explain"].source.startswith("Sixteen bits")
+
+
 def test_a_solution_was_run(built):
     notebook, named = cells(built / SOLUTION)
     counts = [c.execution_count for c in notebook.cells if c.cell_type == "code"]
@@ -429,20 +435,19 @@ def test_a_template_is_a_homework(tmp_path, kvq):
     assert path == root / "solutions" / "source" / "hw98_mean_squares.md"
     homework = source.read(path)
     assert homework.title == "Homework 98: Mean squares"
-    assert {cell.role for cell in homework.cells} == {"text", *source.OPTIONS}
+    assert {cell.role for cell in homework.cells} == set(source.OPTIONS)
     assert kvq("build", "hw98", "--root", root)[0] == 0
     assert kvq("verify", "hw98", "--root", root)[0] == 0
 
 
-def loaded(*arguments):
-    """The modules that a command loads."""
+def loaded(*commands):
+    """The modules that are loaded after some commands."""
     code = f"""
-import sys
+import contextlib, sys
 from kvq_lib.cli import main
-try:
-    main({list(arguments)!r})
-except SystemExit:
-    pass
+for command in {commands!r}:
+    with contextlib.suppress(SystemExit):
+        main(command)
 print("loaded:", *sys.modules)
 """
     command = [sys.executable, "-c", code]
@@ -452,10 +457,10 @@ print("loaded:", *sys.modules)
 
 def test_plan_loads_no_notebooks():
     config = str(Path(__file__).parent / "configs" / "llama-3.1-8b.json")
-    modules = loaded("plan", config, "--gpu", "24GiB", "--context", "4096")
+    plan = ["plan", config, "--gpu", "24GiB", "--context", "4096"]
+    modules = loaded(plan, ["homework", "build", "--help"])
     heavy = {"nbformat", "jupytext", "nbclient", "jupyter_client", "IPython"}
     assert "kvq_lib.plan" in modules and not heavy & modules
-    assert not heavy & loaded("homework", "build", "--help")
 
 
 def test_missing_packages_are_said_in_one_line(kvq, monkeypatch, tmp_path):

@@ -72,9 +72,11 @@ def test_cells_know_their_line():
 
 
 def test_students_see_neither_probes_nor_mutants():
-    shown = source.read(SAMPLE).shown
-    assert {cell.role for cell in shown} == {"text", "given", "answer", "check"}
-    assert not any("rounds down" in str(cell) for cell in shown)
+    homework = source.read(SAMPLE)
+    roles = {"text", "given", "answer", "check"}
+    assert {cell.role for cell in homework.exercise} == roles
+    assert {cell.role for cell in homework.solution} == {*roles, "explain"}
+    assert not any("rounds down" in str(cell) for cell in homework.solution)
 
 
 ANSWER_1 = "kvq: {role: answer, question: q1}"
@@ -153,7 +155,10 @@ BROKEN = [
     ("import math", "", None, "an empty cell"),
     ("A small homework", "- ```{code-cell}\n  ```\n\nA", "- ```", "unindent it"),
     ("## What", "+++ {\"kvq\": {}}\n\n+++ {\"kvq\": {\"role\": \"given\"}}\n\n## What",
-     "## What", "only code cells have a role"),
+     "## What", "unknown role 'given': Markdown has text, explain"),
+    ('"explain", "question": "q1"', '"explain", "question": "q2"', "Sixteen", "under"),
+    ('"explain", "question": "q1"', '"explain"', "Sixteen", "question: must be"),
+    ("role: answer, question: q2", "role: explain, question: q2", None, "code has"),
 ]  # fmt: skip
 
 

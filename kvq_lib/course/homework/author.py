@@ -5,31 +5,38 @@ probe of its question, so that it sees what stands above it and changes nothing.
 """
 
 import functools
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 from nbformat import NotebookNode
 
+from . import notebooks, submission
 from .levels import choose
 from .sandbox import Limits, Sandbox
-from .session import FAILURES, Cell, Outcome, Probe, run_cells
-from .source import Homework, Problem, SourceError
+from .session import FAILURES, Outcome, Transcript, run_cells
+from .session import Probe as Asked
+from .source import Homework, Probe, Problem, SourceError
 
 
-@dataclass
+@dataclass(frozen=True)
 class Run:
     """What a notebook gave.
 
     Attributes:
-        probes: outcomes by (id of the question, name of the probe).
+        transcript: as the grader gets it.
+        failed: outcomes of the cells that failed, by their id.
         checks: for each question, the outcomes of its check cells.
-        cells: outcomes of the cells that failed, by their id.
     """
 
-    probes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
-    checks: dict[str, list[Outcome]] = field(default_factory=dict)
-    cells: dict[str, Outcome] = field(default_factory=dict)
-    seconds: float = 0.0
+    transcript: Transcript
+    failed: dict[str, Outcome]
+    checks: dict[str, list[Outcome]]
+
+
+# A busy machine is slow, not wrong: three times what submissions get.
+LIMITS = Limits(seconds=60, total_seconds=540)
 
 
 @functools.cache
@@ -38,64 +45,51 @@ def sandbox() -> Sandbox:
     return choose("auto", allow_weak=True)
 
 
-def run(notebook: NotebookNode, homework: Homework, checks: bool = False) -> Run:
-    """Run a notebook and all probes of a homework; also its checks, if asked for."""
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    cells, check_cells = [], []
-    for number, cell in enumerate(code):
-        options = cell.metadata.get("kvq", {})
-        role = options.get("role", "given")
-        asked = (options["question"],) if "question" in options else ()
-        cells.append(Cell(cell.source, role, asked, number))
-        if role == "check":
-            check_cells.append((options["question"], f"{cell.source}\n1"))
-    probes = all_probes(homework)
-    asked = [Probe(p.question, p.code, p.seed) for p in probes]
-    if checks:
-        asked += [Probe(question, text) for question, text in check_cells]
-    transcript = run_cells(cells, asked, sandbox(), Limits())
-    found = Run(seconds=transcript.seconds)
-    found.cells = {code[number].id: o for number, o in transcript.cells.items()}
-    outcomes = transcript.outcomes
-    for probe, outcome in zip(probes, outcomes, strict=False):
-        found.probes[probe.question, probe.name] = outcome
-    for (question, _), outcome in zip(
-        check_cells, outcomes[len(probes) :], strict=False
-    ):
-        found.checks.setdefault(question, []).append(outcome)
-    return found
+def run(notebook: NotebookNode, asked: Sequence[Asked], checks: bool = False) -> Run:
+    """Hand a notebook in: its cells, some probes, and its checks if wanted."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "notebook.ipynb"
+        path.write_bytes(notebooks.write(notebook))
+        cells = submission.read(path).cells
+    own = [cell for cell in cells if cell.role == "check"] if checks else []
+    more = [Asked(cell.questions[0], f"{cell.code}\n1") for cell in own]
+    transcript = run_cells(cells, [*asked, *more], sandbox(), LIMITS)
+    found: dict[str, list[Outcome]] = {}
+    for cell, outcome in zip(own, transcript.outcomes[len(asked) :], strict=True):
+        found.setdefault(cell.questions[0], []).append(outcome)
+    failed = {notebook.cells[n - 1].id: o for n, o in transcript.cells.items()}
+    return Run(transcript, failed, found)
 
 
 def said(outcome: Outcome) -> str:
-    """What became of a probe that has no value."""
+    """What became of a cell or a probe that failed."""
     error = f" ({outcome.error})" if outcome.error else ""
     return f"{FAILURES[outcome.failure]}{error}"
 
 
-def values(solution: NotebookNode, homework: Homework) -> dict:
+def values(homework: Homework) -> dict:
     """What each probe gives under the author's solution, by (question, name).
 
     Raises:
         SourceError: a cell or a probe fails.
     """
-    found, problems = run(solution, homework), []
-    lines = {
-        made.id: cell.line
-        for made, cell in zip(solution.cells, homework.shown, strict=True)
-    }
-    for name, outcome in found.cells.items():
-        text = f"the grader's run of this cell {said(outcome)}"
-        problems.append(Problem(homework.path, lines[name], text))
-    for probe in all_probes(homework):
-        outcome = found.probes[probe.question, probe.name]
+    solution, probes = notebooks.solution(homework), all_probes(homework)
+    found = run(solution, [Asked(p.question, p.code, p.seed) for p in probes])
+    problems = []
+    for made, cell in zip(solution.cells, homework.solution, strict=True):
+        if made.id in found.failed:
+            text = f"the grader's run of this cell {said(found.failed[made.id])}"
+            problems.append(Problem(homework.path, cell.line, text))
+    outcomes = dict(zip(probes, found.transcript.outcomes, strict=True))
+    for probe, outcome in outcomes.items():
         if outcome.failure:
             text = f"the probe {probe.name!r} {said(outcome)}"
             problems.append(Problem(probe.path, probe.line, text))
     if problems:
         raise SourceError(problems)
-    return {name: outcome.value for name, outcome in found.probes.items()}
+    return {(p.question, p.name): outcome.value for p, outcome in outcomes.items()}
 
 
-def all_probes(homework: Homework) -> Sequence:
+def all_probes(homework: Homework) -> list[Probe]:
     """The probes of all questions, in order."""
     return [probe for question in homework.questions for probe in question.probes]

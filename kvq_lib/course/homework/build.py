@@ -99,7 +99,7 @@ def key(homework: Homework, old: Path) -> bytes:
     Raises:
         SourceError: a probe fails, or its value is easy to guess.
     """
-    values, problems = author.values(notebooks.solution(homework), homework), []
+    values, problems = author.values(homework), []
     for probe in author.all_probes(homework):
         if why := keys.weakness(values[probe.question, probe.name]):
             problems.append(Problem(probe.path, probe.line, f"{probe.name}: {why}"))

@@ -43,6 +43,9 @@ The code cells of a source say their role:
       a wrong answer: it must lose points in q1, and in none but q2 besides; of several
       answer cells it replaces the first
 
+Markdown that only the solution shows begins with a line
+  +++ {"kvq": {"role": "explain", "question": "q1"}}
+
 `kvq homework new` writes a source to begin with.
 """
 
@@ -179,7 +182,7 @@ def find_root(given: Path | None = None) -> Path:
     raise InvalidArgument("no checkout here: give --root, or go into its folder")
 
 
-def _progress(sources: Iterable, what: str) -> Iterable:
+def _progress(sources: Iterable, what: str):
     """A bar on stderr, where that is a terminal."""
     import tqdm
 
@@ -216,17 +219,24 @@ def _build(options, root: Path) -> tuple[str, int]:
 
 def _verify(options, root: Path) -> tuple[str, int]:
     from . import build, verify
+    from .source import SourceError
 
     if options.jobs < 1:
         raise InvalidArgument(f"--jobs must be 1 or more, got {options.jobs}")
     tables, failures = [], []
-    sources = build.sources(root, options.names)
-    for path in _progress(sources, "verify"):
-        homework = build.load(path, options.hidden)
-        private = options.hidden is not None
-        found = verify.verify(homework, root, options.jobs, private)
-        tables.append(verify.table(found))
-        failures += found.failures
+    homeworks = []
+    for path in build.sources(root, options.names):
+        try:
+            homeworks.append(build.load(path, options.hidden))
+        except SourceError as error:
+            failures += error.problems
+    count = sum(len(verify.notebooks_of(homework)) for homework in homeworks)
+    private = options.hidden is not None
+    with _progress(range(count), "verify") as bar:
+        for homework in homeworks:
+            found = verify.verify(homework, root, options.jobs, private, bar.update)
+            tables.append(verify.table(found))
+            failures += found.failures
     _complain(failures)
     return "\n\n".join(tables), int(bool(failures))
 

@@ -68,6 +68,11 @@ def mean_square(numbers: list[float]) -> float:
     ### END SOLUTION
 ```
 
++++ {{"kvq": {{"role": "explain", "question": "q1"}}}}
+
+Text with the role *explain* is in the solution alone.
+Say why the solution is as it is, and which mistakes are near.
+
 ```{{code-cell}} ipython3
 ---
 kvq: {{role: check, question: q1}}

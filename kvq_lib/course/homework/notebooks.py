@@ -10,7 +10,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import nbformat
@@ -48,13 +48,18 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 def exercise(homework: Homework) -> NotebookNode:
     """What students get: stubs, no outputs."""
     return _notebook(
-        homework, CHECKING, lambda cell: blocks.stub(cell.source, cell.question)
+        homework,
+        homework.exercise,
+        CHECKING,
+        lambda cell: blocks.stub(cell.source, cell.question),
     )
 
 
 def solution(homework: Homework) -> NotebookNode:
     """The author's answers, not run yet."""
-    return _notebook(homework, SOLVED, lambda cell: blocks.solved(cell.source))
+    return _notebook(
+        homework, homework.solution, SOLVED, lambda cell: blocks.solved(cell.source)
+    )
 
 
 def with_mutant(homework: Homework, mutant: Mutant) -> NotebookNode:
@@ -64,6 +69,7 @@ def with_mutant(homework: Homework, mutant: Mutant) -> NotebookNode:
     wrong = own[mutant.replaces - 1]
     return _notebook(
         homework,
+        homework.solution,
         SOLVED,
         lambda cell: mutant.code if cell is wrong else blocks.solved(cell.source),
     )
@@ -75,8 +81,10 @@ def write(notebook: NotebookNode) -> bytes:
     return (nbformat.writes(notebook).rstrip("\n") + "\n").encode()
 
 
-def _notebook(homework: Homework, note: str, answer) -> NotebookNode:
-    """All cells that students may see; `answer` gives the text of an answer cell."""
+def _notebook(
+    homework: Homework, cells: Sequence[Cell], note: str, answer
+) -> NotebookNode:
+    """A notebook of some cells; `answer` gives the text of an answer cell."""
     notebook = v4.new_notebook(
         metadata={
             "kernelspec": {
@@ -88,9 +96,7 @@ def _notebook(homework: Homework, note: str, answer) -> NotebookNode:
             "kvq": {"homework": homework.id, "chapter": homework.chapter},
         }
     )
-    counts = Counter()
-    for cell in homework.shown:
-        name = _id(cell, counts)
+    for cell, name in zip(cells, ids(cells), strict=True):
         metadata = nbformat.from_dict(_plain(cell.metadata))
         if cell.kind == "markdown":
             text = _with_points(homework, cell, note)
@@ -109,12 +115,15 @@ def _plain(value):
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def _id(cell: Cell, counts: Counter) -> str:
-    """ "q1-answer", "q1-answer-2", "intro-text": unique in a notebook."""
-    where = f"q{cell.section}" if cell.section else "intro"
-    name = f"{where}-{cell.role}"
-    counts[name] += 1
-    return name if counts[name] == 1 else f"{name}-{counts[name]}"
+def ids(cells: Sequence[Cell]) -> list[str]:
+    """What each cell is called in a notebook: "q1-answer", "q1-answer-2", ..."""
+    found, counts = [], Counter()
+    for cell in cells:
+        name = f"q{cell.section}" if cell.section else "intro"
+        name = f"{name}-{cell.role}"
+        counts[name] += 1
+        found.append(name if counts[name] == 1 else f"{name}-{counts[name]}")
+    return found
 
 
 def _with_points(homework: Homework, cell: Cell, note: str) -> str:
@@ -162,7 +171,7 @@ def execute(notebook: NotebookNode, homework: Homework) -> None:
     # One line of the source for each cell that is shown.
     lines = {
         made.id: cell.line
-        for made, cell in zip(notebook.cells, homework.shown, strict=True)
+        for made, cell in zip(notebook.cells, homework.solution, strict=True)
     }
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(

@@ -17,6 +17,7 @@ import os
 import secrets
 import select
 import subprocess
+import threading
 import time
 
 from . import watch
@@ -46,6 +47,13 @@ class Stopped(Exception):
         self.kind = kind
 
 
+class Interrupted(Exception):
+    """The grader is about to end."""
+
+
+interrupted = threading.Event()
+
+
 class Pipe:
     """A running sandbox; a context manager that kills it at the end.
 
@@ -61,6 +69,9 @@ class Pipe:
         self._count_files = False
         try:
             hello = self._receive(0, time.monotonic() + _START)
+        except Interrupted:
+            self.end()
+            raise
         except Stopped as stopped:
             said = self._last_words(stderr)
             self.end()
@@ -147,7 +158,10 @@ class Pipe:
 
         Raises:
             Stopped: it holds too much.
+            Interrupted: nobody waits any more.
         """
+        if interrupted.is_set():
+            raise Interrupted
         now = time.monotonic()
         if now - self._looked >= _TICK:
             self._looked = now

@@ -115,8 +115,7 @@ def _headings(cells: Sequence[Cell]) -> Found:
 
 
 def _markdown(cell: Cell, first: bool) -> Found:
-    if cell.metadata.get("kvq"):
-        yield cell.line, "only code cells have a role: drop the kvq of this Markdown"
+    yield from _options(cell) or _place(cell)
     fenced = False
     for number, text in enumerate(cell.source.split("\n")):
         line = cell.line + number
@@ -146,12 +145,7 @@ def _markdown(cell: Cell, first: bool) -> Found:
 
 def _code(cell: Cell, anywhere: bool = False) -> Found:
     """Rules of one code cell; `anywhere`: it needs no question's heading above it."""
-    problems = list(_options(cell))
-    if not problems and cell.question and not anywhere:
-        if f"q{cell.section}" != cell.question:
-            above = f"Question {cell.section}" if cell.section else "no question"
-            problems = [(cell.line, f"a cell of {cell.question} under {above}")]
-    yield from problems
+    yield from _options(cell) or ([] if anywhere else _place(cell))
     yield from _layout(cell)
     if "question" not in cell.options and cell.role != "given":
         return
@@ -175,22 +169,36 @@ def _code(cell: Cell, anywhere: bool = False) -> Found:
             yield cell.line + offset - 1, message
 
 
-def _options(cell: Cell) -> Found:
+def _place(cell: Cell) -> list[tuple[int, str]]:
+    """Whether a cell of a question stands under that question's heading."""
+    if not cell.question or cell.question == f"q{cell.section}":
+        return []
+    above = f"Question {cell.section}" if cell.section else "no question"
+    return [(cell.line, f"a cell of {cell.question} under {above}")]
+
+
+def _options(cell: Cell) -> list[tuple[int, str]]:
+    """What is wrong with the role of a cell and all that belongs to it."""
     block = cell.metadata.get("kvq", {})
+    markdown = cell.kind == "markdown"
+    roles = [r for r in OPTIONS if (r in ("text", "explain")) == markdown]
     if not isinstance(block, Mapping):
-        yield cell.line, "kvq must be like {role: answer, question: q1}"
-        return
+        return [(cell.line, "kvq must be like {role: answer, question: q1}")]
     if "role" not in block and block:
-        yield cell.line, "kvq says no role: given, answer, check, hidden or mutant"
-        return
-    if cell.role not in OPTIONS:
-        yield cell.line, f"unknown role {cell.role!r}: it is {', '.join(OPTIONS)}"
-        return
-    for key in set(block) - {"role", *OPTIONS[cell.role]}:
-        listed = ", ".join(OPTIONS[cell.role]) or "nothing"
-        yield cell.line, f"{key!r} is not for role {cell.role}, which takes {listed}"
-    if cell.role == "given":
-        return
+        return [(cell.line, f"kvq says no role: {', '.join(roles)}")]
+    if cell.role not in roles:
+        kind = "Markdown" if markdown else "code"
+        text = f"unknown role {cell.role!r}: {kind} has {', '.join(roles)}"
+        return [(cell.line, text)]
+    listed = ", ".join(OPTIONS[cell.role]) or "nothing"
+    found = [
+        (cell.line, f"{key!r} is not for role {cell.role}, which takes {listed}")
+        for key in sorted(set(block) - {"role", *OPTIONS[cell.role]}, key=str)
+    ]
+    return found + list(_values(cell, block) if OPTIONS[cell.role] else ())
+
+
+def _values(cell: Cell, block: Mapping) -> Found:
     if not re.fullmatch(r"q\d+", str(block.get("question"))):
         yield cell.line, f"question: must be like q1, got {block.get('question')!r}"
     needs_name = cell.role in ("hidden", "mutant")

@@ -79,7 +79,7 @@ class Limits:
 
 @dataclass
 class Started:
-    """A runner that has been started: its process and the grader's ends of two pipes."""
+    """A runner that has been started, and the grader's ends of its two pipes."""
 
     process: subprocess.Popen
     requests: int
@@ -291,6 +291,7 @@ def _bwrap(sandbox: Sandbox, limits: Limits) -> list[str]:
         spaces = ["--unshare-all", "--uid", "1000", "--gid", "1000"]
         spaces += ["--cap-drop", "ALL"]
     command = [*spaces, "--die-with-parent", "--new-session", "--hostname", "sandbox"]
+    empty = ["/dev", "/"]
     for kind, source, place in mounts(sandbox):
         for parent in reversed(Path(place).parents):  # else only root could pass
             command += ["--perms", "0755", "--dir", str(parent)]
@@ -299,14 +300,15 @@ def _bwrap(sandbox: Sandbox, limits: Limits) -> list[str]:
         elif kind == "link":
             command += ["--symlink", source, place]
         else:
-            command += ["--tmpfs", place, "--remount-ro", place]
+            command += ["--tmpfs", place]
+            empty.append(place)
     command += ["--proc", "/proc", "--dev", "/dev"]
     for place in ("/dev/shm", "/tmp"):
         command += ["--perms", "1777", "--size", str(limits.disk), "--tmpfs", place]
     command += ["--perms", "0777", "--dir", WORK]
-    # Nothing but those two takes files: they alone have a size.
-    command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK]
-    return command
+    for place in empty:  # nothing but those two takes files: they alone have a size
+        command += ["--remount-ro", place]
+    return [*command, "--chdir", WORK]
 
 
 def _unshare(

@@ -1,8 +1,12 @@
 """A key and a transcript: the points of every question, and what went wrong."""
 
+import hashlib
+import json
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 
+from ...errors import InvalidArgument
 from .compare import same
 from .session import FATAL, Probe, Transcript
 
@@ -32,6 +36,26 @@ class Score:
     def stopped(self) -> bool:
         """A probe had to be stopped or could not run."""
         return any(failure in FATAL for failure in self.failures)
+
+
+def load(path: Path) -> dict:
+    """A key, as `kvq homework build` wrote it.
+
+    Raises:
+        InvalidArgument: there is none, or it was changed since.
+    """
+    try:
+        key = json.loads(path.read_text(encoding="utf-8"))
+        rest = {name: value for name, value in key.items() if name != "hash"}
+        hashed = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+        whole = key["hash"] == hashed and key["format"] == 1
+    except OSError as error:
+        raise InvalidArgument(f"no key: {error}") from None
+    except (ValueError, KeyError, AttributeError):
+        raise InvalidArgument(f"{path} is no key") from None
+    if not whole:
+        raise InvalidArgument(f"{path} was changed after it was built: build it again")
+    return key
 
 
 def probes(key: dict) -> list[Probe]:

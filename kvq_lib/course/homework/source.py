@@ -18,8 +18,10 @@ from ...errors import KVQError
 #: A question's heading: the first line of a Markdown cell.
 HEADING = re.compile(r"## Question (\d+): (\S.*)")
 
-#: What each role may say in its cell's metadata.
+#: What each role may say in its cell's metadata; the first two are of Markdown.
 OPTIONS = {
+    "text": (),
+    "explain": ("question",),
     "given": (),
     "answer": ("question",),
     "check": ("question",),
@@ -74,8 +76,9 @@ class Cell:
 
     @property
     def role(self) -> str:
-        """What the cell says, else "given"; "text" for Markdown."""
-        return "text" if self.kind == "markdown" else self.options.get("role", "given")
+        """What the cell says; else "given" for code and "text" for Markdown."""
+        plain = "text" if self.kind == "markdown" else "given"
+        return self.options.get("role", plain)
 
     @property
     def question(self) -> str | None:
@@ -167,9 +170,14 @@ class Homework:
         return sum(question.points for question in self.questions)
 
     @property
-    def shown(self) -> list[Cell]:
-        """The cells that students may see: neither probes nor mutants."""
+    def solution(self) -> list[Cell]:
+        """The cells of the solution: neither probes nor mutants."""
         return [c for c in self.cells if c.role not in ("hidden", "mutant")]
+
+    @property
+    def exercise(self) -> list[Cell]:
+        """The cells of the exercise: what explains a solution is not among them."""
+        return [c for c in self.solution if c.role != "explain"]
 
 
 def read(path: Path) -> Homework:
@@ -215,7 +223,7 @@ def with_hidden(homework: Homework, path: Path) -> Homework:
     from . import rules
 
     _, _, cells = _parse(path)
-    cells = [c for c in cells if c.role not in ("text", "given")]
+    cells = [c for c in cells if c.role not in ("text", "explain", "given")]
     problems = [Problem(path, *p) for p in rules.check_private(homework, cells)]
     if problems:
         raise SourceError(problems)

@@ -5,35 +5,37 @@ blank exercise must score nothing and pass no check; each mutant must lose point
 own question, through a wrong value, and nowhere else unless it says so.
 """
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from ...errors import InvalidArgument
 from . import author, keys, notebooks
 from .build import KEYS
-from .compare import same
-from .source import Homework, Mutant, Problem
+from .score import Score, load, probes, score
+from .source import Homework, Mutant, Problem, Question
 
 
-@dataclass
+@dataclass(frozen=True)
 class Row:
     """What one notebook scored.
 
     Attributes:
         name: "solution", "blank" or the mutant's name.
         mutant: if it is one.
-        scores: points by question.
-        passed: whether all checks of a question pass, by question.
-        run: all that is known of it.
+        scores: by question, as the grader gives them.
+        passed: by question, whether all of its checks pass.
+        failed: what became of cells that failed, by their id.
+        seconds: that the run took.
     """
 
     name: str
     mutant: Mutant | None
-    run: author.Run
-    scores: dict[str, float] = field(default_factory=dict)
-    passed: dict[str, bool] = field(default_factory=dict)
+    scores: Mapping[str, Score]
+    passed: Mapping[str, bool]
+    failed: Mapping
+    seconds: float
 
     @property
     def caught(self) -> bool:
@@ -41,7 +43,7 @@ class Row:
         return self.mutant is not None and not self.passed[self.mutant.question]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Verified:
     """A homework, what each notebook scored, and all that should be otherwise."""
 
@@ -51,7 +53,11 @@ class Verified:
 
 
 def verify(
-    homework: Homework, root: Path, jobs: int = 1, private: bool = False
+    homework: Homework,
+    root: Path,
+    jobs: int = 1,
+    private: bool = False,
+    done: Callable[[], object] = lambda: None,
 ) -> Verified:
     """Run solution, blank exercise and every mutant.
 
@@ -59,150 +65,165 @@ def verify(
         root: of the repository, with the key.
         jobs: notebooks that run at once.
         private: the probes are not those of the committed key, so it is not read.
+        done: called after each notebook.
 
     Raises:
-        SourceError: the solution or one of its probes fails.
+        SourceError: with private probes, the solution or one of them fails.
     """
-    solution = notebooks.solution(homework)
     if private:
-        key = keys.make(homework, author.values(solution, homework))
+        key = keys.make(homework, author.values(homework))
     else:
-        key = _committed(homework, root)
-        if isinstance(key, Problem):
-            return Verified(homework, [], [key])
-    mutants = [m for question in homework.questions for m in question.mutants]
-    tried = [
-        ("solution", None, solution),
-        ("blank", None, notebooks.exercise(homework)),
-    ]
-    tried += [(m.name, m, notebooks.with_mutant(homework, m)) for m in mutants]
+        path = root / KEYS / f"{homework.id}.json"
+        advice = f"run `kvq homework build {homework.id}` first"
+        try:
+            key = load(path)
+        except InvalidArgument as error:
+            return Verified(homework, [], [Problem(path, 1, f"{error}; {advice}")])
+        if not _asks_the_same(homework, key):
+            text = f"the key holds other probes than the source; {advice}"
+            return Verified(homework, [], [Problem(path, 1, text)])
+
+    def row(tried: tuple) -> Row:
+        name, mutant, notebook = tried
+        ran = author.run(notebook, probes(key), checks=True)
+        done()
+        return Row(
+            name,
+            mutant,
+            {found.question: found for found in score(key, ran.transcript)},
+            {q: not any(o.failure for o in ran.checks[q]) for q in ran.checks},
+            ran.failed,
+            ran.transcript.seconds,
+        )
+
     with ThreadPoolExecutor(jobs) as pool:
-        runs = list(pool.map(lambda t: author.run(t[2], homework, checks=True), tried))
-    rows = [Row(name, m, r) for (name, m, _), r in zip(tried, runs, strict=True)]
-    for row in rows:
-        row.scores = _scores(key, row.run)
-        row.passed = {
-            question: not any(outcome.failure for outcome in outcomes)
-            for question, outcomes in row.run.checks.items()
-        }
-    failures = [p for row in rows for p in _problems(homework, row, key)]
+        rows = list(pool.map(row, notebooks_of(homework)))
+    failures = [problem for row in rows for problem in _problems(homework, row)]
     return Verified(homework, rows, failures)
 
 
-def _committed(homework: Homework, root: Path) -> "dict | Problem":
-    """The key that was built, if it is of these probes."""
-    path = root / KEYS / f"{homework.id}.json"
-    advice = f"run `kvq homework build {homework.id}` first"
-    try:
-        key = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return Problem(path, 1, f"no key ({type(error).__name__}): {advice}")
-    asked = [(p.question, p.name, p.code) for p in author.all_probes(homework)]
-    held = [
-        (question["id"], probe["name"], probe["code"])
-        for question in key["questions"]
-        for probe in question["probes"]
+def notebooks_of(homework: Homework) -> list[tuple]:
+    """(name, mutant or None, notebook) of all that `verify` runs."""
+    mutants = [m for question in homework.questions for m in question.mutants]
+    return [
+        ("solution", None, notebooks.solution(homework)),
+        ("blank", None, notebooks.exercise(homework)),
+        *((m.name, m, notebooks.with_mutant(homework, m)) for m in mutants),
     ]
-    if asked != held:
-        return Problem(path, 1, f"the key holds other probes: {advice}")
-    return key
 
 
-def _scores(key: Mapping, run: author.Run) -> dict[str, float]:
-    return {
-        question["id"]: sum(
-            probe["points"]
-            for probe in question["probes"]
-            if _right(probe, run.probes[question["id"], probe["name"]])
-        )
+def _asks_the_same(homework: Homework, key: Mapping) -> bool:
+    held = [
+        (question["id"], p["name"], p["points"], p["code"])
         for question in key["questions"]
-    }
+        for p in question["probes"]
+    ]
+    asked = author.all_probes(homework)
+    return held == [(p.question, p.name, p.points, p.code) for p in asked]
 
 
-def _right(probe: Mapping, outcome) -> bool:
-    return not outcome.failure and same(
-        outcome.value, probe["expected"], probe["rtol"], probe["atol"]
-    )
+# -- what should be otherwise --------------------------------------------------------
 
 
-def _problems(homework: Homework, row: Row, key: Mapping) -> list[Problem]:
+def _problems(homework: Homework, row: Row) -> list[Problem]:
     """What a row shows that should be otherwise."""
-    found = []
-    for question in homework.questions:
-        line, score = _line(homework, question.id), row.scores[question.id]
-        shown = f"{score:g} of {question.points:g} points in {question.id}"
-        passes = row.passed[question.id]
-        if row.mutant is not None:
-            found += _mutant_problems(row, question, shown, key)
-        elif row.name == "blank":
-            if score:
-                found.append((line, f"the blank exercise gets {shown}"))
-            if passes:
-                found.append((line, f"the blank exercise passes {question.id}'s check"))
-        else:
-            if score < question.points:
-                found.append((line, f"the solution gets {shown}"))
-            if not passes:
-                found.append((line, f"the solution fails {question.id}'s check"))
-    at = row.mutant.path if row.mutant else homework.path
-    return [Problem(at, line, text) for line, text in found]
+    if row.mutant is None:
+        judge = _of_blank if row.name == "blank" else _of_solution
+        cells = homework.exercise if row.name == "blank" else homework.solution
+        found = list(_of_answers(row, cells))
+        found += [
+            (_line(homework, question), text)
+            for question in homework.questions
+            for text in judge(question, row)
+        ]
+        return [Problem(homework.path, line, text) for line, text in found]
+    name = f"the mutant {row.mutant.name!r} of {row.mutant.question}"
+    return [
+        Problem(row.mutant.path, row.mutant.line, f"{name} {text}")
+        for question in homework.questions
+        for text in _of_mutant(question, row, row.mutant)
+    ]
 
 
-def _mutant_problems(row: Row, question, shown: str, key: Mapping):
-    mutant = row.mutant
+def _of_answers(row: Row, cells) -> Iterator[tuple[int, str]]:
+    """Answer cells of solution and exercise must run: only calls of a stub raise."""
+    for cell, name in zip(cells, notebooks.ids(cells), strict=True):
+        if cell.role == "answer" and name in row.failed:
+            yield cell.line, f"{row.name}: this cell {author.said(row.failed[name])}"
+
+
+def _of_solution(question: Question, row: Row) -> Iterator[str]:
+    found = row.scores[question.id]
+    if found.points < found.most:
+        yield f"the solution gets {_shown(found)}: {', '.join(found.failures)}"
+    if not row.passed[question.id]:
+        yield f"the solution fails the check of {question.id}"
+
+
+def _of_blank(question: Question, row: Row) -> Iterator[str]:
+    found = row.scores[question.id]
+    if found.points:
+        yield f"the blank exercise gets {_shown(found)}"
+    if row.passed[question.id]:
+        yield f"the blank exercise passes the check of {question.id}"
+
+
+def _of_mutant(question: Question, row: Row, mutant: Mutant) -> Iterator[str]:
+    found = row.scores[question.id]
     if question.id != mutant.question:
-        if row.scores[question.id] < question.points and question.id not in mutant.also:
-            text = f"the mutant {mutant.name!r} of {mutant.question} gets {shown}: its "
-            yield mutant.line, text + f"error spreads, or say `also: [{question.id}]`"
-        return
-    if row.scores[question.id] >= question.points:
-        yield mutant.line, f"the mutant {mutant.name!r} gets {shown}: nothing sees it"
-        return
-    probes = next(q["probes"] for q in key["questions"] if q["id"] == question.id)
-    outcomes = [(p, row.run.probes[question.id, p["name"]]) for p in probes]
-    lost = [outcome for p, outcome in outcomes if not _right(p, outcome)]
-    if all(outcome.failure for outcome in lost):
-        how = author.said(lost[0])
-        text = f"the mutant {mutant.name!r} of {question.id} loses points only because "
-        yield mutant.line, text + f"it {how}: it must return a wrong value"
+        if found.points < found.most and question.id not in mutant.also:
+            yield (
+                f"gets {_shown(found)}: keep its error out of there, or say "
+                f"`also: [{question.id}]`"
+            )
+    elif found.points >= found.most:
+        yield f"gets {_shown(found)}: no probe sees it"
+    elif "wrong" not in found.failures:
+        how = ", ".join(found.failures)
+        yield f"loses points only by failures ({how}): it must return a wrong value"
 
 
-def _line(homework: Homework, question: str) -> int:
+def _shown(found: Score) -> str:
+    points, most = float(found.points), float(found.most)
+    return f"{points:g} of {most:g} points in {found.question}"
+
+
+def _line(homework: Homework, question: Question) -> int:
     """Where a question begins."""
-    section = int(question[1:])
+    section = int(question.id[1:])
     return next(cell.line for cell in homework.cells if cell.section == section)
 
 
+# -- the table -----------------------------------------------------------------------
+
+
 def table(found: Verified) -> str:
-    """Rows of scores, then how much the visible checks see."""
+    """Points by question for each notebook, and how much the visible checks see."""
     homework = found.homework
     if not found.rows:
         return f"{homework.name}: not run"
     ids = [question.id for question in homework.questions]
-    titles = ["", *ids, "check"]
-    full = [
-        f"{homework.name}, full marks",
-        *(f"{q.points:g}" for q in homework.questions),
-    ]
-    lines = [titles, [*full, ""]]
+    lines = [["", *ids, "check"]]
+    full = [f"{question.points:g}" for question in homework.questions]
+    lines.append([f"{homework.name}, full marks", *full, ""])
     for row in found.rows:
-        name = f"{row.mutant.question}: {row.name}" if row.mutant else row.name
+        name, check = row.name, "passes" if all(row.passed.values()) else "fails"
         if row.mutant:
+            name = f"{row.mutant.question}: {row.name}"
             check = "catches it" if row.caught else "passes"
-        else:
-            check = "passes" if all(row.passed.values()) else "fails"
-        lines.append([name, *(f"{row.scores[q]:g}" for q in ids), check])
+        lines.append([name, *(f"{float(row.scores[q].points):g}" for q in ids), check])
     mutants = [row for row in found.rows if row.mutant]
     caught = sum(row.caught for row in mutants)
-    seconds = sum(row.run.seconds for row in found.rows)
-    more = (
-        f"{caught} of {len(mutants)} mutants are caught by the visible checks already"
+    seconds = sum(row.seconds for row in found.rows)
+    end = (
+        f"The visible checks catch {caught} of {len(mutants)} mutants already; "
+        f"{len(found.rows)} runs took {seconds:.1f} s together."
     )
-    end = [f"{more}; {len(found.rows)} runs took {seconds:.1f} s."]
-    return "\n".join([*_aligned(lines), *end])
+    return "\n".join([*_aligned(lines), end])
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
+    """The first and the last column to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
