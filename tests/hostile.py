@@ -219,8 +219,8 @@ CODE = {
     ),
     "memory inside": inside("return len([bytearray(2**24) for n in range(200)])", "ok"),
     "shared memory": spoiled(
-        "import mmap\nx = [mmap.mmap(-1, 2**26) for n in range(60)]\n"
-        "for m in x: m.write(b'1' * 2**26)",
+        "import mmap\nblock, x = b'1' * 2**22, []\nfor n in range(2000):\n"
+        "    x.append(mmap.mmap(-1, 2**22))\n    x[-1].write(block)",
         note="memory",
     ),
     "memory of many": spoiled(

@@ -190,11 +190,12 @@ def test_torch_is_as_in_a_fresh_process(box):
         _KERNEL,
     ]
     probe = (
-        "out = torch.empty(5)\ndouble[(1,)](torch.arange(5.0), out, 5, BLOCK=8)\n"
+        "import kvq_lib as kvq\nout = torch.empty(5)\ndouble[(1,)](torch.arange(5.0), out, 5, BLOCK=8)\n"
         "x = torch.ones(2, requires_grad=True)\n(x * x).sum().backward()\n"
         "[out, str(torch.ones(1).dtype), torch.rand(2), x.grad,\n"
         " torch.ones(2, dtype=torch.bfloat16), torch.tensor(3), torch.Size([2, 3]),\n"
-        " torch.ones(1).to(torch.float8_e4m3fn), torch.get_num_threads()]"
+        " torch.ones(1).to(torch.float8_e4m3fn), torch.get_num_threads(),\n"
+        " kvq.MEMORY_GB['T4']]"
     )
     import torch
 
@@ -213,6 +214,7 @@ def test_torch_is_as_in_a_fresh_process(box):
         [2, 3],
         [1.0],
         1,
+        16,
     ]
     # Its own error for a lack of memory is told as one.
     assert (lacking.failure, lacking.fatal) == ("memory", False)
