@@ -97,7 +97,7 @@ def test_a_solution_gives_its_outputs_again(homework):
     run = subprocess.run(
         command,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
     )
