@@ -22,7 +22,7 @@ import json
 import os
 import traceback
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -80,7 +80,8 @@ def find(folder: Path, homework: str, ours: Iterable[Path] = ()) -> Found:
         elif path.suffix.lower() == ".ipynb":
             files.setdefault(_name(path.stem), []).append(path)
         else:
-            skipped.append((_name(item.name), "not a notebook"))
+            what = "a link" if item.is_symlink() else "not a notebook"
+            skipped.append((_name(item.name), what))
     entries = [
         _entry(student, paths, folder, homework) for student, paths in files.items()
     ]
@@ -160,12 +161,21 @@ class Grader:
         said += [self.sandbox.library.name, asdict(self.limits)]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
-    def row(self, entry: Entry) -> dict:
-        """Grade one submission; whatever happens becomes part of the row."""
+    def row(self, entry: Entry, known: Mapping[tuple, dict]) -> dict:
+        """Grade one submission; whatever happens becomes part of the row.
+
+        Args:
+            known: rows of an earlier run, by student and fingerprint.
+        """
         try:
             if entry.reason:
                 raise submission.Unreadable(entry.reason)
-            return self._graded(entry)
+            fingerprint = self.fingerprint(submission.digest(entry.path))
+            old = known.get((entry.student, fingerprint))
+            if old is None:
+                return self._graded(entry)
+            fresh = empty(self.questions, entry, old["status"])
+            return {**fresh, **{name: old[name] for name in _KEPT}}
         except submission.Unreadable as error:
             return empty(self.questions, entry, "unreadable", str(error))
         except pipe.Interrupted:
@@ -289,18 +299,10 @@ def grade(
         (row["student"], row["fingerprint"]): row for row in known if row["fingerprint"]
     }
 
-    def one(entry: Entry) -> dict:
-        fingerprint = grader.fingerprint(submission.digest(entry.path))
-        old = before.get((entry.student, fingerprint))
-        if old is None or entry.reason:
-            return grader.row(entry)
-        fresh = empty(grader.questions, entry, old["status"])
-        return {**fresh, **{name: old[name] for name in _KEPT}}
-
     rows = {}
     pool = concurrent.futures.ThreadPoolExecutor(jobs)
     try:
-        waiting = {pool.submit(one, entry): entry for entry in entries}
+        waiting = {pool.submit(grader.row, entry, before): entry for entry in entries}
         for future in concurrent.futures.as_completed(waiting):
             rows[waiting[future].student] = row = future.result()
             done(row)

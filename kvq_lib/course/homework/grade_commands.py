@@ -106,7 +106,7 @@ def _add_grade(commands) -> None:
         "--time",
         type=float,
         metavar="SECONDS",
-        help="for one cell or one probe (default: 20); nine times that for everything",
+        help="of one cell or one probe (default: 20); 15 times that for everything",
     )
     add(
         "--memory",
@@ -228,7 +228,7 @@ def _limits(options):
     if options.time is not None:
         if not 0.1 <= options.time <= 3600:
             raise InvalidArgument(f"--time must be 0.1 to 3600, got {options.time}")
-        seconds, total = options.time, 9 * options.time
+        seconds, total = options.time, 15 * options.time
         limits = dataclasses.replace(limits, seconds=seconds, total_seconds=total)
     if options.memory is not None:
         memory = amount("--memory", options.memory)
@@ -244,8 +244,9 @@ def _rows(options, entries, grader, journal) -> list[dict]:
 
     from . import grade
 
+    if options.restart:
+        journal.forget()
     known = [] if options.restart else journal.known()
-    journal.forget()
     jobs = options.jobs or os.cpu_count() or 1
     with tqdm.tqdm(total=len(entries), desc="grade", leave=False, disable=None) as bar:
 

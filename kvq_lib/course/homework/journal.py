@@ -1,4 +1,4 @@
-"""Rows that are done, kept while the others are graded, so that a stop costs nothing."""
+"""Rows that are done, kept while the others are graded: a stop costs nothing."""
 
 import fcntl
 import json
@@ -26,6 +26,7 @@ class Journal:
         except BlockingIOError:
             self._file.close()
             raise InvalidArgument(f"another run writes {self._target}") from None
+        self._file.write("\n")  # the last line may be cut off
         return self
 
     def __exit__(self, *what) -> None:
@@ -43,7 +44,7 @@ class Journal:
             try:
                 rows.append(json.loads(line))
             except ValueError:
-                break  # the run was stopped while it wrote this one
+                continue  # the run was stopped while it wrote this one
         return rows
 
     def forget(self) -> None:

@@ -81,7 +81,7 @@ def _trial(sandbox: Sandbox) -> str:
     code = _TRIAL.format(hidden=[str(p / "kvq_lib") for p in sandbox.hidden])
     try:
         with Pipe(sandbox, Limits(seconds=30), stderr=subprocess.PIPE) as pipe:
-            value, error = pipe.probe(code, 0, 30)
+            value, error = pipe.probe(code, 0)
     except SandboxError as failed:
         return str(failed)
     except Stopped as stopped:

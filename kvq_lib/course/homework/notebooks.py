@@ -19,7 +19,7 @@ from nbformat import NotebookNode, v4
 from . import blocks
 from .source import Cell, Homework, Mutant, Problem, SourceError
 
-CELL_SECONDS = 120  # that a cell of a solution may take
+CELL_SECONDS = 600  # that a cell of a solution may take: a busy machine is slow
 
 CHECKING = """\
 *{points} in {questions}; about {minutes} minutes.*
@@ -231,6 +231,8 @@ def _environment(folder: Path) -> dict[str, str]:
         "MPLCONFIGDIR": os.environ.get("MPLCONFIGDIR", str(folder / ".matplotlib")),
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         "TQDM_DISABLE": "1",
+        # The same outputs with a GPU and without one.
+        "CUDA_VISIBLE_DEVICES": "",
         "TRITON_INTERPRET": "1",
         "OMP_NUM_THREADS": "1",
     }

@@ -13,6 +13,7 @@ comes back was written by a stranger: anything but the one line asked for ends i
 
 import builtins
 import json
+import math
 import os
 import secrets
 import select
@@ -26,6 +27,9 @@ from .sandbox import WORK, Limits, Sandbox, SandboxError
 
 _TICK = 0.05  # seconds between looks at memory
 _START = 60.0  # seconds for a runner to start on a machine that is busy
+#: A cell that does not compute may take so many times its seconds.  On a busy machine,
+#: an honest one waits for its turn.
+WAIT = 3
 
 #: Names of errors that may leave the sandbox: no one can write a message into them.
 ERRORS = {
@@ -40,11 +44,13 @@ class Stopped(Exception):
 
     Attributes:
         kind: "time", "memory", "disk", "died" or "protocol".
+        back: how many requests ago the one was made that did it; 0 for the last.
     """
 
-    def __init__(self, kind: str):
+    def __init__(self, kind: str, back: int = 0):
         super().__init__(kind)
         self.kind = kind
+        self.back = back
 
 
 class Interrupted(Exception):
@@ -57,16 +63,22 @@ interrupted = threading.Event()
 class Pipe:
     """A running sandbox; a context manager that kills it at the end.
 
+    Attributes:
+        computed: seconds that it has computed, known at the end.
+
     Raises:
         SandboxError: the runner did not start.
     """
 
     def __init__(self, sandbox: Sandbox, limits: Limits, stderr=subprocess.DEVNULL):
         self._limits = limits
+        self.computed = 0.0
         self._started = sandbox.start(limits, stderr)
         self._rest = b""
+        self._numbers: list[int] = []
         self._looked = 0.0
         self._count_files = False
+        self._computed: float | None = None
         try:
             hello = self._receive(0, time.monotonic() + _START)
         except Interrupted:
@@ -90,31 +102,39 @@ class Pipe:
 
     def end(self) -> None:
         """Kill the sandbox with all that is in it."""
+        self.computed = watch.seconds(watch.tree(self._started.process.pid))
         self._started.end()
 
-    def cell(self, code: str, seconds: float) -> str:
+    def cell(self, code: str, until: float = math.inf) -> str:
         """Run a cell; the name of the error it raised, or "".
+
+        Args:
+            until: the time of time.monotonic at which all ends.
 
         Raises:
             Stopped: the process is lost.
         """
-        reply = self._ask({"op": "cell", "code": code}, seconds)
+        reply = self._ask({"op": "cell", "code": code}, until)
         return "" if reply.get("ok") is True else _name(reply)
 
-    def probe(self, code: str, seed: int, seconds: float) -> tuple[object, str]:
+    def probe(
+        self, code: str, seed: int, until: float = math.inf
+    ) -> tuple[object, str]:
         """Run a probe; (its value, "") or (None, the name of the error it raised).
 
         Raises:
             Stopped: the process is lost.
         """
-        reply = self._ask({"op": "probe", "code": code, "seed": seed}, seconds)
+        reply = self._ask({"op": "probe", "code": code, "seed": seed}, until)
         if "value" in reply:
             return reply["value"], ""
         return None, _name(reply)
 
-    def _ask(self, request: dict, seconds: float) -> dict:
-        until = time.monotonic() + seconds
+    def _ask(self, request: dict, until: float) -> dict:
+        until = min(until, time.monotonic() + WAIT * self._limits.seconds)
+        self._computed = None
         number = secrets.randbits(50)
+        self._numbers.append(number)
         line = json.dumps({**request, "n": number}).encode("ascii") + b"\n"
         self._send(line, until)
         return self._receive(number, until)
@@ -151,7 +171,12 @@ class Pipe:
         line, self._rest = self._rest.split(b"\n", 1)
         if self._rest:
             raise Stopped("protocol")
-        return _object(line, number)
+        reply = _object(line)
+        if reply["n"] in self._numbers[:-1]:  # a second reply to an older request
+            raise Stopped("protocol", self._numbers[::-1].index(reply["n"]))
+        if reply["n"] != number:
+            raise Stopped("protocol")
+        return reply
 
     def _tick(self) -> float:
         """Look at what the sandbox holds, not too often; seconds until the next look.
@@ -170,6 +195,11 @@ class Pipe:
                 raise Stopped("memory")
             if self._count_files and self._files(pids) > self._limits.files:
                 raise Stopped("disk")
+            computed = watch.seconds(pids)
+            if self._computed is None:
+                self._computed = computed
+            if computed - self._computed > self._limits.seconds:
+                raise Stopped("time")
         return _TICK
 
     def _files(self, pids: list[int]) -> int:
@@ -185,14 +215,13 @@ class Pipe:
         return " ".join(said.split())
 
 
-def _object(line: bytes, number: int) -> dict:
+def _object(line: bytes) -> dict:
+    """A reply with a number."""
     try:
         reply = json.loads(line)
     except (ValueError, RecursionError, MemoryError):
         raise Stopped("protocol") from None
     if not isinstance(reply, dict) or type(reply.get("n")) is not int:
-        raise Stopped("protocol")
-    if reply["n"] != number:
         raise Stopped("protocol")
     return reply
 

@@ -115,10 +115,9 @@ def as_csv(document: dict) -> str:
         ]
         final, most = plain(decimal(row["final"])), plain(decimal(row["max"]))
         text = [row["student"], row["file"], row["status"]]
-        out.writerow(
-            [*map(_harmless, text), *points, final, most, row["sandbox"]]
-            + [_harmless("; ".join(notes(row)))]
-        )
+        said = _harmless("; ".join(notes(row)))
+        numbers = [*points, final, most, row["sandbox"]]
+        out.writerow([*map(_harmless, text), *numbers, said])
     return table.getvalue()
 
 
@@ -176,7 +175,7 @@ def said(question: dict) -> str:
     """A question's result in the fixed vocabulary."""
     if question["right"] == question["probes"]:
         return "full marks"
-    why = ", ".join(WORDS[failure] for failure in question["failures"])
+    why = "; ".join(WORDS[failure] for failure in question["failures"])
     return f"part of the marks: {why}" if question["right"] else why
 
 

@@ -34,7 +34,7 @@ import warnings
 from _json import encode_basestring_ascii as _quoted
 
 MAX_REPLY = 1_000_000  # bytes
-MAX_ITEMS = 200_000  # of one array: it could not be sent anyway
+MAX_ITEMS = 500_000  # more could not be sent anyway
 MAX_DEPTH = 100
 
 
@@ -48,26 +48,33 @@ class NotPlainData(Exception):
 # define cannot answer for itself.
 
 
-def plain(value, depth: int = 0):
+def plain(value):
     """`value` as None, bool, int, float, str, list and dict alone.
 
     Raises:
-        NotPlainData: it is something else, or nested too deeply.
+        NotPlainData: it is something else, nested too deeply, or too much.
     """
+    return _plain(value, 0, [MAX_ITEMS])
+
+
+def _plain(value, depth: int, left: list[int]):
+    """The same, where `left` holds how many items there may still be."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
-    if depth > MAX_DEPTH:
+    left[0] -= 1
+    if depth > MAX_DEPTH or left[0] < 0:
         raise NotPlainData
+    for base, items in ((list, list.__iter__), (tuple, tuple.__iter__)):
+        if issubclass(kind, base):
+            left[0] -= base.__len__(value)
+            return [_plain(v, depth + 1, left) for v in items(value)]
     if issubclass(kind, dict):
-        return {_key(k): plain(v, depth + 1) for k, v in dict.items(value)}
-    if issubclass(kind, list):
-        return [plain(v, depth + 1) for v in list.__iter__(value)]
-    if issubclass(kind, tuple):
-        return [plain(v, depth + 1) for v in tuple.__iter__(value)]
+        left[0] -= dict.__len__(value)
+        return {_key(k): _plain(v, depth + 1, left) for k, v in dict.items(value)}
     array = _array(value, kind)
     if array is not None:
-        return array
+        return _plain(array, depth, left)
     for base in (int, float, str):
         if issubclass(kind, base):
             return str.__str__(value) if base is str else base.__pos__(value)
@@ -89,7 +96,7 @@ def _array(value, kind):
             raise NotPlainData
         if value.is_floating_point() and value.dtype.itemsize == 1:
             value = value.float()  # 8-bit floats have no list of their own
-        return plain(torch.Tensor.tolist(value))
+        return torch.Tensor.tolist(value)
     if numpy is not None and issubclass(kind, (numpy.ndarray, numpy.generic)):
         if value.size > MAX_ITEMS or value.dtype.hasobject:
             raise NotPlainData
@@ -97,7 +104,7 @@ def _array(value, kind):
         # A type that Python lacks, such as longdouble, stays what it was.
         if type(found) is kind:
             raise NotPlainData
-        return plain(found)
+        return found
     return None
 
 
@@ -143,10 +150,13 @@ def error_name(error: BaseException) -> str:
 
 
 class _Shell:
-    """What `get_ipython()` returns: every attribute is a call that does nothing."""
+    """What `get_ipython()` returns: it has every attribute, and calls do nothing."""
 
     def __getattr__(self, name):
-        return lambda *args, **options: None
+        return self
+
+    def __call__(self, *args, **options):
+        return self
 
 
 class Runner:
@@ -158,7 +168,8 @@ class Runner:
         self.names = main.__dict__
         self.names["__builtins__"] = __builtins__
         self.names["display"] = lambda *args, **options: None
-        self.names["get_ipython"] = _Shell
+        shell = _Shell()
+        self.names["get_ipython"] = lambda: shell
         self.names["exit"] = self.names["quit"] = sys.exit
         self._flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self._number = 0
@@ -210,9 +221,8 @@ class Runner:
 
     def _settle(self) -> None:
         """Undo what earlier cells left behind and later ones should not meet."""
-        sys.settrace(None)
-        sys.setprofile(None)
         threading.settrace(None)
+        threading.setprofile(None)
         for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
             signal.setitimer(timer, 0)
         for number, handler in self._handlers.items():
@@ -262,6 +272,7 @@ def serve(requests: int, replies: int) -> None:
     cells may put something else in its place."""
     read, write, loads, leave = os.read, os.write, json.loads, os._exit
     folder, chdir = os.getcwd(), os.chdir
+    untrace, unprofile = sys.settrace, sys.setprofile
     written, name_of, limit = text, error_name, MAX_REPLY
     runner, failure = Runner(), NotPlainData
 
@@ -274,13 +285,17 @@ def serve(requests: int, replies: int) -> None:
         head = f'{{"n":{request["n"]:d},'
         try:
             chdir(folder)
-            if request["op"] == "cell":
-                runner.cell(request["code"])
-                return head + '"ok":true}'
-            value = written(runner.probe(request["code"], request["seed"]))
-            if len(value) > limit - 100:
-                raise failure
-            return f'{head}"value":{value}}}'
+            try:
+                if request["op"] == "cell":
+                    runner.cell(request["code"])
+                    return head + '"ok":true}'
+                value = written(runner.probe(request["code"], request["seed"]))
+                if len(value) > limit - 100:
+                    raise failure
+                return f'{head}"value":{value}}}'
+            finally:  # or they would see the lines below
+                untrace(None)
+                unprofile(None)
         except BaseException as error:
             name = _quoted(name_of(error))
         if request["op"] == "cell":

@@ -59,8 +59,9 @@ class Limits:
     """What one submission may take.
 
     Attributes:
-        seconds: of one cell or one probe.
-        total_seconds: of everything, repetitions included.
+        seconds: that one cell or one probe may compute, all its processes together;
+            it may wait three times as long.
+        total_seconds: until everything must be over, repetitions included.
         memory: bytes of all its processes together.
         processes: that exist at once, threads included.
         file: bytes of one file.
@@ -69,7 +70,7 @@ class Limits:
     """
 
     seconds: float = 20.0
-    total_seconds: float = 180.0
+    total_seconds: float = 300.0
     memory: int = 2048 * MIB
     processes: int = 64
     file: int = 64 * MIB
@@ -157,7 +158,10 @@ class Sandbox:
         kernel = {
             "RLIMIT_CORE": 0,
             "RLIMIT_CPU": int(limits.total_seconds) + 5,
-            "RLIMIT_DATA": limits.memory,
+            # A bit less than the watcher allows: one process alone then meets an
+            # error that it can tell, and is not killed.  Address space is no measure:
+            # torch and its threads reserve ten times what they use.
+            "RLIMIT_DATA": limits.memory // 8 * 7,
             "RLIMIT_FSIZE": limits.file,
             "RLIMIT_NOFILE": 256,
         }
@@ -183,7 +187,7 @@ class Sandbox:
         python.append(json.dumps(settings))
         if self.level == "bwrap":
             given.append(_readable("\0".join(_bwrap(self, limits)).encode()))
-            return ["bwrap", "--args", str(given[-1]), "--", *python]
+            return [_tool("bwrap"), "--args", str(given[-1]), "--", *python]
         if self.level == "unshare":
             return _unshare(self, limits, folder, python)
         return python
@@ -191,6 +195,14 @@ class Sandbox:
 
 _RUNNER = Path(__file__).with_name("runner.py")
 _UIDS = range(60_600, 61_100)  # users that systems leave alone
+
+
+def _tool(name: str) -> str:
+    """Where a program is, on the grader's own path."""
+    found = shutil.which(name)
+    if found is None:
+        raise FileNotFoundError(f"there is no {name}")
+    return found
 
 
 def _readable(data: bytes) -> int:
@@ -340,5 +352,6 @@ def _unshare(
     lines += [f"mkdir -m 777 {root}{WORK}", f"mount -o remount,ro,nosuid {root}"]
     lines += ['exec chroot "$@"']
     spaces = ["--net", "--pid", "--ipc", "--uts", "--mount", "--fork", "--kill-child"]
-    script = ["sh", "-c", "\n".join(lines), "sh", str(folder), *python]
-    return ["setpriv", "--pdeathsig", "KILL", "unshare", *spaces, *script]
+    script = ["/bin/sh", "-c", "\n".join(lines), "sh", str(folder), *python]
+    dies_too = [_tool("setpriv"), "--pdeathsig", "KILL"]
+    return [*dies_too, _tool("unshare"), *spaces, *script]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...errors import InvalidArgument
 from .compare import same
-from .session import FATAL, Probe, Transcript
+from .session import Probe, Transcript
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Score:
         right, probes: how many probes agree, of how many.
         failures: what the others did, each once, in order: "wrong" for another value,
             or one of session.FAILURES.
+        stopped: a probe cost the process, or was not reached.
     """
 
     question: str
@@ -31,11 +32,7 @@ class Score:
     right: int
     probes: int
     failures: tuple[str, ...]
-
-    @property
-    def stopped(self) -> bool:
-        """A probe had to be stopped or could not run."""
-        return any(failure in FATAL for failure in self.failures)
+    stopped: bool
 
 
 def load(path: Path) -> dict:
@@ -77,10 +74,10 @@ def score(key: dict, transcript: Transcript) -> list[Score]:
     outcomes = iter(transcript.outcomes)
     found = []
     for question in key["questions"]:
-        reached, right, failures = Decimal(0), 0, {}
+        reached, right, failures, stopped = Decimal(0), 0, {}, False
         for probe in question["probes"]:
             outcome = next(outcomes)
-            failure = outcome.failure
+            failure, stopped = outcome.failure, stopped or outcome.fatal
             if not failure:
                 value, expected = outcome.value, probe["expected"]
                 if same(value, expected, probe["rtol"], probe["atol"]):
@@ -97,6 +94,7 @@ def score(key: dict, transcript: Transcript) -> list[Score]:
                 right,
                 len(question["probes"]),
                 tuple(failures),
+                stopped,
             )
         )
     return found

@@ -13,7 +13,7 @@ The interface, also for those who compute a key's values:
     for probe, outcome in zip(probes, transcript.outcomes):
         outcome.value                       # plain data, if not outcome.failure
         outcome.failure                     # "" or one of FAILURES
-        outcome.error                       # "TypeError" if failure is "raised"
+        outcome.error                       # "TypeError", if it raised an error
     transcript.cells                        # {number: Outcome} of cells that failed
     transcript.notes                        # sentences for an instructor
 
@@ -50,8 +50,8 @@ FAILURES = {
     "protocol": "disturbed the grader",
     "total": "was not reached in the time for the whole homework",
 }
-#: Failures that cost the process.
-FATAL = frozenset({"time", "memory", "disk", "died", "protocol", "total"})
+#: Failures that cost the process, if no error says that it lives on.
+_FATAL = frozenset({"time", "memory", "disk", "died", "protocol", "total"})
 _PATIENCE = 2  # probes of one question that may cost the process
 
 
@@ -89,6 +89,11 @@ class Outcome:
     failure: str = ""
     error: str = ""
 
+    @property
+    def fatal(self) -> bool:
+        """The process was lost."""
+        return self.failure in _FATAL and not self.error
+
 
 @dataclass
 class Transcript:
@@ -101,6 +106,7 @@ class Transcript:
         unanswered: questions of the probes that no cell answers.
         repeated: questions that several cells answer.
         seconds: that it took.
+        computed: seconds that its processes computed.
         starts: how many processes it took.
     """
 
@@ -110,6 +116,7 @@ class Transcript:
     unanswered: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    computed: float = 0.0
     starts: int = 0
 
 
@@ -132,6 +139,14 @@ def run_cells(
     return run.transcript
 
 
+class _Guilty(Exception):
+    """A step that was taken already turns out to have cost the process."""
+
+    def __init__(self, step: tuple[str, int]):
+        super().__init__(step)
+        self.step = step
+
+
 class _Run:
     """The state of one `run_cells`."""
 
@@ -140,6 +155,7 @@ class _Run:
         self._begin = time.monotonic()
         self._until = self._begin + limits.total_seconds
         self._pipe: Pipe | None = None
+        self._asked: list[tuple[str, int]] = []  # of this process, in order
         self._outcomes: list[Outcome | None] = [None] * len(probes)
         self._lost: dict[int, Outcome] = {}  # cells not to be run again, by position
         self.transcript = Transcript([])
@@ -153,10 +169,15 @@ class _Run:
 
     def all(self) -> None:
         """Take every step."""
-        for done, (kind, index) in enumerate(self._steps):
+        done = 0
+        while done < len(self._steps):
+            kind, index = self._steps[done]
             take = self._take_cell if kind == "cell" else self._take_probe
-            while not take(index, done):
-                continue
+            try:
+                done += take(index, done)
+            except _Guilty as guilty:
+                done = self._steps.index(guilty.step) + 1
+        self.end()
         self.transcript.outcomes = self._outcomes
         self.transcript.seconds = time.monotonic() - self._begin
 
@@ -164,6 +185,7 @@ class _Run:
         """Leave no process."""
         if self._pipe is not None:
             self._pipe.end()
+            self.transcript.computed += self._pipe.computed
             self._pipe = None
 
     def _plan(self):
@@ -192,7 +214,7 @@ class _Run:
         if not self._ready(done):
             return self._give_up() and self._lose(index, Outcome(failure="total"))
         found = self._run_cell(index)
-        if found.failure in FATAL:
+        if found.fatal:
             return self._lose(index, found)
         if found.failure:
             self._tell(index, found)
@@ -203,7 +225,7 @@ class _Run:
         fatal = [
             outcome
             for other, outcome in zip(self._probes, self._outcomes, strict=True)
-            if outcome and other.question == probe.question and outcome.failure in FATAL
+            if outcome and outcome.fatal and other.question == probe.question
         ]
         if len(fatal) >= _PATIENCE:
             self._outcomes[index] = fatal[-1]
@@ -212,12 +234,13 @@ class _Run:
             if self._give_up():
                 self._outcomes[index] = Outcome(failure="total")
             return self._give_up()
+        self._asked.append(("probe", index))
         try:
-            value, error = self._pipe.probe(probe.code, probe.seed, self._seconds())
+            value, error = self._pipe.probe(probe.code, probe.seed, self._until)
             self._outcomes[index] = Outcome(value, *_failure(error))
         except Stopped as stopped:
+            self._stop(stopped)
             self._outcomes[index] = Outcome(failure=stopped.kind)
-            self.end()
         return True
 
     def _ready(self, done: int) -> bool:
@@ -226,23 +249,40 @@ class _Run:
             return False
         if self._pipe is not None:
             return True
-        self._pipe = Pipe(self._sandbox, self._limits)
+        self._pipe, self._asked = Pipe(self._sandbox, self._limits), []
         self.transcript.starts += 1
         for kind, index in self._steps[:done]:
             if kind == "cell" and index not in self._lost:
                 found = self._run_cell(index)
-                if found.failure in FATAL:
+                if found.fatal:
                     self._lose(index, found)
                     return False
         return True
 
     def _run_cell(self, index: int) -> Outcome:
+        self._asked.append(("cell", index))
         try:
-            error = self._pipe.cell(self._cells[index].code, self._seconds())
+            error = self._pipe.cell(self._cells[index].code, self._until)
         except Stopped as stopped:
-            self.end()
+            self._stop(stopped)
             return Outcome(failure=stopped.kind)
         return Outcome(None, *_failure(error))
+
+    def _stop(self, stopped: Stopped) -> None:
+        """Leave the process.
+
+        Raises:
+            _Guilty: an earlier step did it; what came after it must be taken again.
+        """
+        self.end()
+        if stopped.back:
+            kind, index = step = self._asked[-1 - stopped.back]
+            found = Outcome(failure=stopped.kind)
+            if kind == "cell":
+                self._lose(index, found)
+            else:
+                self._outcomes[index] = found
+            raise _Guilty(step)
 
     def _lose(self, index: int, found: Outcome) -> bool:
         self._lost[index] = found
@@ -262,17 +302,13 @@ class _Run:
     def _give_up(self) -> bool:
         return time.monotonic() >= self._until
 
-    def _seconds(self) -> float:
-        return min(self._limits.seconds, max(0.0, self._until - time.monotonic()))
-
 
 def _failure(error: str) -> tuple[str, str]:
     """(failure, error) for the name of an exception; ("", "") for none."""
     kinds = {
-        "": "",
+        "": "",  # no error, no failure
         "NotImplementedError": "blank",
         "NotPlainData": "data",
         "MemoryError": "memory",
     }
-    kind = kinds.get(error, "raised")
-    return kind, error if kind == "raised" else ""
+    return kinds.get(error, "raised"), error

@@ -78,12 +78,13 @@ class Cell:
     def role(self) -> str:
         """What the cell says; else "given" for code and "text" for Markdown."""
         plain = "text" if self.kind == "markdown" else "given"
-        return self.options.get("role", plain)
+        return str(self.options.get("role", plain))
 
     @property
     def question(self) -> str | None:
         """The id of its question: "q1"."""
-        return self.options.get("question")
+        found = self.options.get("question")
+        return None if found is None else str(found)
 
 
 @dataclass(frozen=True)

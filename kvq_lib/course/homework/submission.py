@@ -73,19 +73,20 @@ def digest(path: Path) -> str:
 
 
 def _bytes(path: Path) -> bytes:
-    """The file's content, if it is a file: links, pipes and devices are not followed."""
+    """The file's content, if it is a file: no link is followed, no pipe waited for."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         link = os.path.islink(path)
         reason = "a link, not a file" if link else f"cannot be opened ({_why(error)})"
         raise Unreadable(reason) from None
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        folder = stat.S_ISDIR(mode)
+        what = "a folder" if folder else "a pipe or a device"
+        raise Unreadable(f"{what}, not a file")
     with open(fd, "rb") as file:
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISDIR(mode):
-            raise Unreadable("a folder, not a file")
-        if not stat.S_ISREG(mode):
-            raise Unreadable("a pipe or a device, not a file")
         try:
             data = file.read(MAX_FILE + 1)
         except OSError as error:
