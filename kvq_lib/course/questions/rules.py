@@ -37,7 +37,9 @@ OWN = {
 _ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)+")
 _VALUE = re.compile(r"\{value(?::([^{}]*))?\}")
 _AMOUNT = re.compile(r"\d\s*(?:[KMGT]iB)\b")
-_ALL_OF = re.compile(r"\b(?:all|none|both|neither) of (?:the|these|them)\b", re.I)
+_ALL_OF = re.compile(
+    r"\bof the above\b|^(?:all|none|both|neither|any) of (?:these|them)\b\W*$", re.I
+)
 _FORBIDDEN = {
     "a code fence": re.compile(r"^\s*(?:```|~~~)", re.M),
     "HTML": re.compile(r"</?[A-Za-z][^>]*>|<!--"),
