@@ -8,6 +8,7 @@ of them and says all that is wrong at once; what is right and wrong is in `rules
 """
 
 import functools
+import hashlib
 import json
 import re
 from collections.abc import Iterable
@@ -130,6 +131,15 @@ class Question:
     def points(self) -> int:
         """What a full answer is worth."""
         return sum(line.points for line in self.rubric) or 1
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The places of the choices as paper shows them: shuffled, always alike."""
+
+        def key(place: int) -> str:
+            return hashlib.sha256(f"{self.id} {place}".encode()).hexdigest()
+
+        return tuple(sorted(range(len(self.choices)), key=key))
 
     @property
     def rights(self) -> tuple[int, ...]:
