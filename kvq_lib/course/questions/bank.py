@@ -129,8 +129,8 @@ class Question:
 
     @property
     def points(self) -> int:
-        """What a full answer is worth."""
-        return sum(line.points for line in self.rubric) or 1
+        """The points of the whole rubric of an open question."""
+        return sum(line.points for line in self.rubric)
 
     @property
     def order(self) -> tuple[int, ...]:

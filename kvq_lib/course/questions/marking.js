@@ -53,7 +53,7 @@ function kvqMistake(question, given) {
   return question.mistakes.find((m) => kvqNear(given, m.value, question.tolerance)) ?? null;
 }
 
-// The points of an answer: places of choices or of the rubric's lines, or what was typed.
+// The points of an answer, 0 to 1: places of choices or of the rubric's lines, or what was typed.
 function kvqMark(question, answer) {
   if (question.kind === "numeric") {
     const given = kvqReadNumber(answer ?? "", question.unit);
@@ -61,7 +61,8 @@ function kvqMark(question, answer) {
   }
   const chosen = new Set(answer ?? []);
   if (question.kind === "open")
-    return question.rubric.reduce((sum, l, i) => sum + (chosen.has(i) ? l.points : 0), 0);
+    return question.rubric.reduce((sum, l, i) => sum + (chosen.has(i) ? l.points : 0), 0)
+      / question.rubric.reduce((sum, l) => sum + l.points, 0);
   const rights = question.choices.flatMap((choice, i) => (choice.right ? [i] : []));
   const hits = rights.filter((i) => chosen.has(i)).length;
   const wrong = chosen.size - hits;

@@ -1,8 +1,8 @@
 """One rule of marking for every face; `marking.js` says the same to browsers.
 
-A question is worth one point, an open one the points of its rubric. Of several choices
-each right pick earns its share and each wrong pick loses as much, down to nothing. A
-number counts if it is near enough. Open answers are marked by who wrote them.
+A question is worth one point. Of several choices each right pick earns its share and
+each wrong pick loses as much, down to nothing. A number counts if it is near enough.
+Open answers are marked by who wrote them, and earn their share of the rubric's points.
 """
 
 import math
@@ -87,7 +87,7 @@ def mistake(question: Question, given: float) -> Mistake | None:
 
 
 def mark(question: Question, answer) -> float:
-    """The points of an answer, from 0 to `question.points`.
+    """The points of an answer, from 0 to 1.
 
     Args:
         question: from the bank.
@@ -102,7 +102,7 @@ def mark(question: Question, answer) -> float:
     chosen = set(answer or ())
     if question.kind == "open":
         met = (line for i, line in enumerate(question.rubric) if i in chosen)
-        return float(sum(line.points for line in met))
+        return sum(line.points for line in met) / question.points
     return _choices(question, chosen)
 
 

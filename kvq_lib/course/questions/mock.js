@@ -230,7 +230,7 @@ function kvqMock(root, bank) {
     const { topics, all } = kvqScore(bank, state.session);
     const seconds = state.session.finished - state.session.started;
     shown("score").textContent =
-      `${kvqNumber(all[1])} of ${all[2]} points, ${Math.round((100 * all[1]) / all[2])}%, `
+      `${kvqNumber(all[1])} of ${all[0]} points, ${Math.round((100 * all[1]) / all[0])}%, `
       + `in ${kvqClock(seconds)} minutes.`;
     shown("topic-scores").replaceChildren(...Object.entries(topics).map(([topic, row]) => {
       const made = kvqElement("tr");
@@ -263,8 +263,8 @@ function kvqMock(root, bank) {
   // -- progress
 
   function weakest(topics) {
-    const rows = Object.entries(topics).filter(([, row]) => row[2] > 0);
-    const share = ([, row]) => row[1] / row[2];
+    const rows = Object.entries(topics);
+    const share = ([, row]) => row[1] / row[0];
     const [topic] = rows.sort((a, b) => share(a) - share(b))[0] ?? [""];
     return bank.topics[topic] ?? topic;
   }
@@ -281,7 +281,7 @@ function kvqMock(root, bank) {
       const row = kvqElement("tr");
       const when = entry.when.slice(0, 16).replace("T", " ");
       row.append(kvqElement("th", `${when} UTC`, { scope: "row" }));
-      row.append(...[entry.all[0], `${kvqNumber(entry.all[1])} of ${entry.all[2]}`,
+      row.append(...[entry.all[0], `${kvqNumber(entry.all[1])} of ${entry.all[0]}`,
         weakest(entry.topics)].map((cell) => kvqElement("td", cell)));
       return row;
     }));

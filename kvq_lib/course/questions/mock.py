@@ -49,7 +49,6 @@ def _entry(question: Question, href: str) -> dict:
         "level": question.level,
         "topic": question.topic,
         "section": section,
-        "points": question.points,
         "question": text.html(question.question),
     }
     if question.choices:

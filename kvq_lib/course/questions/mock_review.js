@@ -53,8 +53,7 @@ function kvqReviewOpen(question, kept, place) {
 
 function kvqWorth(question, kept) {
   const points = kvqPoints(question, kept);
-  const words = `${kvqNumber(points)} of ${question.points}`;
-  return kvqSigned(points === question.points, words);
+  return kvqSigned(points === 1, `${kvqNumber(points)} of 1`);
 }
 
 // One question with what was answered, what is right, and why.

@@ -48,16 +48,15 @@ function kvqPoints(question, item) {
   return kvqMark(question, question.kind === "open" ? item.met : item.answer);
 }
 
-// Questions, points and what they could be, by topic and together.
+// Questions and points, by topic and together.
 function kvqScore(bank, session) {
   const find = new Map(bank.questions.map((q) => [q.id, q]));
   const topics = {};
-  const all = [0, 0, 0];
+  const all = [0, 0];
   for (const item of session.items) {
     const question = find.get(item.id);
-    const row = (topics[question.topic] ??= [0, 0, 0]);
-    const points = kvqPoints(question, item);
-    [1, points, question.points].forEach((n, i) => { row[i] += n; all[i] += n; });
+    const row = (topics[question.topic] ??= [0, 0]);
+    [1, kvqPoints(question, item)].forEach((n, i) => { row[i] += n; all[i] += n; });
   }
   return { topics, all };
 }
@@ -69,8 +68,8 @@ function kvqEntry(bank, session) {
 }
 
 function kvqGoodRow(row) {
-  return Array.isArray(row) && row.length === 3
-    && row.every((n) => Number.isFinite(n) && n >= 0) && row[1] <= row[2] + 1e-9;
+  return Array.isArray(row) && row.length === 2 && row[0] > 0
+    && row.every((n) => Number.isFinite(n) && n >= 0) && row[1] <= row[0] + 1e-9;
 }
 
 function kvqGoodEntry(entry) {

@@ -40,10 +40,13 @@ _AMOUNT = re.compile(r"\d\s*(?:[KMGT]iB)\b")
 _ALL_OF = re.compile(
     r"\bof the above\b|^(?:all|none|both|neither|any) of (?:these|them)\b\W*$", re.I
 )
-_FORBIDDEN = {
+#: What no text may hold, and what it may hold only inside code and formulas.
+_NOWHERE = {
     "a code fence": re.compile(r"^\s*(?:```|~~~)", re.M),
-    "HTML": re.compile(r"</?[A-Za-z][^>]*>|<!--"),
     "a role of the site": re.compile(r"\{[a-z:-]+\}`"),
+}
+_FORBIDDEN = {
+    "HTML": re.compile(r"</?[A-Za-z][^>]*>|<!--"),
     "a link or an image": re.compile(r"\]\("),
     "a heading": re.compile(r"^#+ ", re.M),
 }
@@ -129,9 +132,10 @@ class _Reader:
             self.complain(f"{what} is no text: {value!r}")
             return ""
         bare = text.CODE_OR_MATH.sub("", value)
-        for name, pattern in _FORBIDDEN.items():
-            if pattern.search(bare):
-                self.complain(f"{what} holds {name}; faces cannot show it")
+        held = [name for name, sign in _NOWHERE.items() if sign.search(value)]
+        held += [name for name, sign in _FORBIDDEN.items() if sign.search(bare)]
+        for name in held:
+            self.complain(f"{what} holds {name}; faces cannot show it")
         if re.search(r"(?<!\\)\$", bare):
             self.complain(f"{what} has a dollar sign without a partner")
         for blank in blanks:

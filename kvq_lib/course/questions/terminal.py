@@ -188,8 +188,8 @@ def _open(question: Question) -> float:
         if input("> ").strip().lower() in ("y", "yes"):
             met.append(place)
     earned = mark(question, met)
-    print(f"{earned:g} of {question.points}\n{_where(question)}")
-    return earned / question.points
+    print(f"{earned:.2g} of 1 point\n{_where(question)}")
+    return earned
 
 
 def _sign(earned: float) -> str:
