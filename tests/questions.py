@@ -3,6 +3,8 @@
 import functools
 from pathlib import Path
 
+import pytest
+
 from kvq_lib.course.questions import bank
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,3 +61,39 @@ def by_rule(question: bank.Question, answer) -> float:
         return 1 if chosen == rights else 0
     share = 1 / len(rights)
     return max(0, share * len(chosen & rights) - share * len(chosen - rights))
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """A function that opens HTML as a page; whatever goes wrong fails the test."""
+    troubles, contexts = [], []
+
+    def open_html(body, width=1280, theme="light", context=None, before=""):
+        file = tmp_path / "page.html"
+        file.write_text(
+            f'<!doctype html><html lang="en" data-theme="{theme}"><head>'
+            '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+            f"<title>A page</title>{before}</head><body><main>{body}</main>",
+            encoding="utf-8",
+        )
+        if context is None:
+            context = browser.new_context(viewport={"width": width, "height": 900})
+            context.set_default_timeout(120_000)
+            contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: troubles.append(f"script error: {error}"))
+        page.on("console", lambda m: troubles.append(f"console: {m.text}"))
+        page.on(
+            "request",
+            lambda r: (
+                r.url.startswith(("file:", "blob:"))
+                or troubles.append(f"request: {r.url}")
+            ),
+        )
+        page.goto(file.as_uri())
+        return page
+
+    yield open_html
+    for context in contexts:
+        context.close()
+    assert not troubles

@@ -74,7 +74,7 @@ def test_numbers_are_read_as_people_type_them(typed, unit, value):
     assert read_number(typed, unit) == (None if value is None else pytest.approx(value))
 
 
-@given(st.floats(-1e12, 1e12, allow_subnormal=False))
+@given(st.floats(-1e12, 1e12).filter(lambda x: x == 0 or abs(x) > 1e-200))
 def test_every_number_that_python_prints_is_read(value):
     assert read_number(repr(value)) == value
     assert read_number(f"{value:,.3f}") == pytest.approx(value, abs=1e-3)

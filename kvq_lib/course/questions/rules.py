@@ -22,7 +22,7 @@ TAGS = tuple(
     engines evaluation feedback formats fp8 fragmentation gpu gqa granularity hot-pages
     int2 int4 int8 kernel keys kivi latency long-context memory mixed outliers packing
     paging perplexity planning prefix prefill quality quantization reading rollout
-    roofline rotation rounding scales scheduling size softmax sparsity speed statistics
+    roofline rotation rounding scales scheduling size softmax speed statistics
     swap symmetry ten throughput units values weights window zero-point""".split()
 )
 ALIKE = 0.9  # of the words of two questions, from where on they are nearly equal
