@@ -9,6 +9,7 @@ PYTHON  ?=
 VENV    ?= .venv
 ENGINE  ?= .venv-engine
 PORT    ?= 8000
+EDITION ?= full
 WORKERS ?= 2
 
 PY      := $(VENV)/bin/python
@@ -23,17 +24,21 @@ STAMP   := $(VENV)/.installed-$(shell cat $(LOCK) | cksum | tr ' ' '-')
 ENGINE_LOCK  := requirements-engine.txt
 ENGINE_STAMP := $(ENGINE)/.installed-$(shell cksum < $(ENGINE_LOCK) | tr ' ' '-')
 
-.PHONY: help book serve test measure bench engine kernels gpu lint format clean
+.PHONY: help book serve set-repo test measure bench engine kernels gpu lint format clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
-book: $(STAMP) ## execute the chapters and build the site into _build/html
-	@$(PY) -m kvq_lib.course.site build
+book: $(STAMP) ## execute the chapters and build the site (EDITION=course: no solutions)
+	@$(PY) -m kvq_lib.course.site build --edition $(EDITION)
 
 serve: book ## serve the site on this machine (PORT=8000)
 	@$(PY) -m kvq_lib.course.site serve --port $(PORT)
 
+set-repo: $(STAMP) ## say where the repository is (URL=https://github.com/OWNER/NAME)
+	@$(PY) -m kvq_lib.course.site set-repo "$(URL)"
+
+test: override EDITION := full
 test: book lint ## check everything: the book, style, units, notebooks, pages
 	@$(PY) -m pytest -n $(WORKERS) --dist loadfile
 

@@ -1,4 +1,4 @@
-"""The command line: `kvq plan` and `kvq quiz`.
+"""The command line: `kvq plan`, `kvq quiz` and `kvq homework`.
 
 Answers go to stdout and the exit status is 0. What cannot be answered is said in one
 line on stderr, and the status is 2.
@@ -14,6 +14,7 @@ from typing import NoReturn
 import torch
 
 from .attention import CHUNK
+from .course.homework import commands as homework
 from .errors import InvalidArgument, KVQError
 from .gpus import MEMORY_GB
 from .plan import WEIGHT_BITS, Plan, plan
@@ -80,16 +81,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     _add_plan(commands)
     _add_quiz(commands)
+    homework.add(commands)
     options = parser.parse_args(argv)
+    status = 0
     try:
-        print(options.run(options))
+        answer = options.run(options)
+        if isinstance(answer, tuple):  # of a command with a status of its own
+            answer, status = answer
+        if answer:
+            print(answer)
         sys.stdout.flush()
     except KVQError as error:
         print(_line(f"kvq {options.command}: error: {error}"), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    return status
 
 
 def _line(message: str) -> str:

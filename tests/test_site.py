@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 import nbformat
 import pytest
+import yaml
 
 from kvq_lib.course import site
 
@@ -279,6 +280,33 @@ def test_a_warning_fails_the_build_each_time(tiny, capsys):
         assert site.build(tiny) == 1
         report = capsys.readouterr().out.split("The site was not built.")[1]
         assert "nowhere" in report and "chapter.ipynb" in report
+
+
+def test_an_edition_leaves_its_parts_out_and_no_trace_of_them(tiny):
+    (tiny / "solutions").mkdir()
+    (tiny / "solutions" / "one.md").write_text("# Answers\n\nThe word is xylophone.\n")
+    (tiny / "book" / "two.md").write_text("# Another page\n")
+    toc = {
+        "format": "jb-book",
+        "root": "book/chapter",
+        "parts": [
+            {"caption": "Chapters", "chapters": [{"file": "book/two"}]},
+            {"caption": "Solutions", "chapters": [{"file": "solutions/one"}]},
+        ],
+    }
+    (tiny / "_toc.yml").write_text(yaml.safe_dump(toc))
+    assert site.build(tiny) == 0 and not site.is_stale(tiny)
+    html = tiny / "_build" / "html"
+    told = [
+        p for p in html.rglob("*") if p.is_file() and b"xylophone" in p.read_bytes()
+    ]
+    assert len(told) >= 2  # the page, and the search index
+
+    assert site.is_stale(tiny, "course")
+    assert site.build(tiny, edition="course") == 0 and "answer is 41" in shown(tiny)
+    for path in html.rglob("*"):
+        assert not (path.is_file() and b"xylophone" in path.read_bytes()), path
+    assert site.is_stale(tiny) and not site.is_stale(tiny, "course")
 
 
 def test_a_script_from_another_host_fails_the_build(tiny, capsys):

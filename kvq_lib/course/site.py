@@ -1,7 +1,8 @@
 """Build the site, skip what has not changed, and say why a build failed.
 
-    python -m kvq_lib.course.site build [--force]
+    python -m kvq_lib.course.site build [--force] [--edition full|course]
     python -m kvq_lib.course.site serve [--port 8000]
+    python -m kvq_lib.course.site set-repo https://github.com/OWNER/NAME
 
 Jupyter Book executes the chapters through a cache that looks at their cells alone: it
 would show old outputs after the library they import has changed.  So the cache is
@@ -30,11 +31,16 @@ from pathlib import Path
 import yaml
 
 from ..bench import provenance
+from ..errors import InvalidArgument
+from .repository import set_repository
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 ENVIRONMENT = Path("_build/environment.json")  # of the cached executions
 LOG_TAIL = 40  # lines of a notebook's traceback to print
+
+# Parts of _toc.yml that an edition leaves out.
+EDITIONS = {"full": (), "course": ("Solutions",)}
 
 # Files of the library that decide what a chapter shows.
 LIBRARY = (".py", ".js", ".css", ".html")
@@ -111,6 +117,8 @@ def execution_key(root: Path = ROOT) -> str:
 def site_key(root: Path = ROOT) -> str:
     """What the whole site depends on."""
     sources = [root / "_config.yml", root / "_toc.yml"]
+    for folder in ("exercises", "solutions"):
+        sources += (root / folder).glob("*.ipynb")
     for path in (root / "book").rglob("*"):
         inside = path.relative_to(root).parts
         hidden = any(part.startswith((".", "__pycache__")) for part in inside)
@@ -119,11 +127,12 @@ def site_key(root: Path = ROOT) -> str:
     return f"{execution_key(root)}-{hash_files(root, sources)}"
 
 
-def is_stale(root: Path = ROOT) -> bool:
-    """Whether the site on disk is missing, failed, or older than its sources."""
+def is_stale(root: Path = ROOT, edition: str = "full") -> bool:
+    """Whether the site on disk is missing, failed, of another edition, or older than
+    its sources."""
     stamp = root / "_build" / "site.key"
     built = stamp.exists() and (root / "_build" / "html" / "index.html").exists()
-    return not built or stamp.read_text() != site_key(root)
+    return not built or stamp.read_text() != f"{edition}-{site_key(root)}"
 
 
 def drop_stale_executions(root: Path = ROOT) -> bool:
@@ -207,10 +216,24 @@ def _environment(root: Path) -> dict[str, str]:
     }
 
 
-def run_sphinx(root: Path = ROOT) -> tuple[int, list[str]]:
+def table_of_contents(root: Path = ROOT, edition: str = "full") -> Path:
+    """The table of contents of an edition; other pages are not built at all."""
+    path = root / "_toc.yml"
+    if not EDITIONS[edition]:
+        return path
+    toc = yaml.safe_load(path.read_text(encoding="utf-8"))
+    toc["parts"] = [p for p in toc["parts"] if p["caption"] not in EDITIONS[edition]]
+    path = root / "_build" / f"toc_{edition}.yml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(yaml.safe_dump(toc, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def run_sphinx(root: Path = ROOT, edition: str = "full") -> tuple[int, list[str]]:
     """Run Jupyter Book, show its output as it comes, return its status and warnings."""
     command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
     command += ["build", str(root), "-n", "-W", "--keep-going", "--all"]
+    command += ["--toc", str(table_of_contents(root, edition))]
     colour = sys.stdout.isatty()
     warnings = []
     process = subprocess.Popen(
@@ -248,11 +271,11 @@ def failure_report(root: Path, warnings: list[str]) -> str:
     return "\n".join(parts)
 
 
-def build(root: Path = ROOT, force: bool = False) -> int:
+def build(root: Path = ROOT, force: bool = False, edition: str = "full") -> int:
     """Bring the site up to date; return 0, or 1 after printing what went wrong."""
     html = root / "_build" / "html"
     stamp = root / "_build" / "site.key"
-    if not force and not is_stale(root):
+    if not force and not is_stale(root, edition):
         print("Nothing has changed since the last build.")
         print(f"Open {html / 'index.html'}")
         return 0
@@ -262,7 +285,7 @@ def build(root: Path = ROOT, force: bool = False) -> int:
     key = site_key(root)
     stamp.unlink(missing_ok=True)
     shutil.rmtree(html, ignore_errors=True)
-    status, warnings = run_sphinx(root)
+    status, warnings = run_sphinx(root, edition)
     if status != 0:
         print(f"\nThe site was not built.\n\n{failure_report(root, warnings)}")
         print("Mend this and run `make book` again: chapters that ran are kept.")
@@ -273,7 +296,7 @@ def build(root: Path = ROOT, force: bool = False) -> int:
             print(f"    {page}: {address}")
         print("\nServe such files from book/assets/vendor instead.")
         return 1
-    stamp.write_text(key)
+    stamp.write_text(f"{edition}-{key}")
     print(f"Open {html / 'index.html'}")
     return 0
 
@@ -320,11 +343,26 @@ def main(arguments: list[str] | None = None) -> int:
     builder.add_argument(
         "--force", action="store_true", help="build even if nothing has changed"
     )
+    builder.add_argument(
+        "--edition",
+        choices=EDITIONS,
+        default="full",
+        help="course: without the solutions",
+    )
+    setter = commands.add_parser("set-repo", help="say where the repository is")
+    setter.add_argument("url", help='https://github.com/OWNER/NAME, or "" for none')
     server = commands.add_parser("serve", help="serve the built site on this machine")
     server.add_argument("--port", type=int, default=8000)
     options = parser.parse_args(arguments)
     if options.command == "build":
-        return build(force=options.force)
+        return build(force=options.force, edition=options.edition)
+    if options.command == "set-repo":
+        try:
+            set_repository(ROOT, options.url)
+        except InvalidArgument as error:
+            parser.error(str(error))
+        print("Run `make book` again.")
+        return 0
     if not 0 <= options.port < 65536:
         parser.error(f"a port is 0 to 65535, got {options.port}")
     return serve(port=options.port)

@@ -1,0 +1,232 @@
+"""The sandbox: its levels, what is seen inside, and what homework needs to work."""
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hostile_attacks import ATTACKS
+
+from kvq_lib.course.homework import levels, library, sandbox, seccomp
+from kvq_lib.course.homework.sandbox import Limits, Sandbox, SandboxError
+from kvq_lib.course.homework.session import Cell, Outcome, Probe, run_cells
+
+ROOT = Path(__file__).resolve().parents[1]
+SHORT = Limits(seconds=1, total_seconds=60)
+
+
+def chosen(level: str) -> Sandbox:
+    if level == "unshare" and os.geteuid() != 0:
+        pytest.skip("unshare needs root")
+    return levels.choose(level, ROOT, allow_weak=True)
+
+
+@pytest.fixture(scope="module")
+def box() -> Sandbox:
+    return chosen("bwrap")
+
+
+@pytest.fixture(scope="module", params=["bwrap", "unshare", "limits"])
+def each(request) -> Sandbox:
+    return chosen(request.param)
+
+
+def asked(box: Sandbox, code: str, *cells: str, limits: Limits = SHORT) -> Outcome:
+    """What a probe gives after some cells."""
+    made = [Cell(cell, number=n) for n, cell in enumerate(cells, 1)]
+    return run_cells(made, [Probe("q1", code)], box, limits).outcomes[0]
+
+
+# -- levels --------------------------------------------------------------------------
+
+
+def test_each_level_runs_cells_and_keeps_time(each):
+    cells = [
+        Cell("x = 3", number=1),
+        Cell("while True: pass", "answer", ("q1",), 2),
+        Cell("y = x + 1", "answer", ("q2",), 3),
+    ]
+    asked = [Probe("q1", "[x]"), Probe("q2", "[y]"), Probe("q3", "[nothing]")]
+    run = run_cells(cells, asked, each, SHORT)
+    assert run.outcomes[:2] == [Outcome([3]), Outcome([4])]
+    assert run.outcomes[2] == Outcome(None, "raised", "NameError")
+    assert run.cells == {2: Outcome(failure="time")}
+    assert run.unanswered == ["q3"]
+    assert run.starts == 2
+
+
+_NO_MEMFD = """\
+import os
+try: os.memfd_create("x")
+except PermissionError: pass
+else: 1 / 0"""
+
+
+def test_each_level_refuses_calls(each):
+    """Also where files stay open: network, memory of no process, tracing of others."""
+    cells = [
+        *ATTACKS["network"].cells[:2],
+        _NO_MEMFD,
+        "libc = ctypes.CDLL(None)\nassert libc.ptrace(16, 1, 0, 0) == -1",
+        "assert libc.unshare(0x10000000) == -1",
+        "try: os.kill(-1, 9)\nexcept PermissionError: pass\nelse: 1 / 0",
+    ]
+    made = [Cell(code, number=n) for n, code in enumerate(cells)]
+    assert run_cells(made, [], each, SHORT).cells == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "search of the disk",
+        "search of processes",
+        "repository by import",
+        "writes elsewhere",
+        "kill everybody",
+    ],
+)
+@pytest.mark.parametrize("level", ["bwrap", "unshare"])
+def test_strong_levels_show_nothing_else(level, name):
+    cells = [Cell(c, number=n) for n, c in enumerate(ATTACKS[name].cells[:2], 1)]
+    run = run_cells(cells, [Probe("q1", "[1]")], chosen(level), SHORT)
+    assert run.cells == {}
+    assert run.outcomes == [Outcome([1])]
+
+
+def test_auto_takes_the_strongest(box):
+    assert levels.choose("auto", ROOT) == box
+
+
+def test_the_weakest_must_be_allowed():
+    with pytest.raises(SandboxError, match="--allow-weak"):
+        levels.choose("limits", ROOT)
+
+
+def test_without_tools_the_reasons_are_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxError) as error:
+        levels.choose("auto", ROOT)
+    text = str(error.value)
+    assert "bwrap does not start" in text and "unshare does not start" in text
+    assert "limits:" in text and "apt-get install bubblewrap" in text
+    assert levels.choose("auto", ROOT, allow_weak=True).level == "limits"
+
+
+def test_ubuntus_block_is_explained(monkeypatch, tmp_path):
+    """bubblewrap is there and may not make a namespace: its own words say so."""
+    fake = tmp_path / "bwrap"
+    fake.write_text(
+        "#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n"
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(SandboxError) as error:
+        levels.choose("bwrap", ROOT)
+    text = str(error.value)
+    assert "setting up uid map" in text and "/etc/apparmor.d/bwrap" in text
+
+
+def test_a_level_that_shows_the_machine_is_not_taken(monkeypatch, tmp_path):
+    """Tried, not believed: a bubblewrap that isolates nothing is found out."""
+    fake = tmp_path / "bwrap"
+    fake.write_text(
+        f"#!{sys.executable}\nimport os, sys\nat = sys.argv.index('--')\n"
+        "args = sys.argv[at + 1:]\n"
+        f"args = [a.replace('/kvq/runner.py', {str(sandbox._RUNNER)!r})\n"
+        f"        .replace('/tmp/work', {str(tmp_path)!r}) for a in args]\n"
+        "os.execv(args[0], args)\n"
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(SandboxError, match=r"bwrap: |bwrap does not start"):
+        levels.choose("bwrap", ROOT)
+
+
+# -- what is mounted -----------------------------------------------------------------
+
+
+def test_the_repository_is_not_there(box):
+    """Not its files, also where the environment lies inside it; the library is."""
+    inside = [str(ROOT / name) for name in ("tests", ".git", "kvq_lib", "solutions")]
+    code = (
+        f"import os, sys, kvq_lib\n[[os.path.exists(p) for p in {inside!r}], "
+        "kvq_lib.__file__, kvq_lib.MEMORY_GB['T4'], os.path.exists(sys.executable)]"
+    )
+    value = asked(box, code, limits=Limits()).value
+    assert value == [[False] * 4, "/kvq/lib/kvq_lib/__init__.py", 16, True]
+
+
+def test_a_hidden_folder_inside_a_mounted_one_is_empty(box, tmp_path):
+    """A checkout below /usr, say, with its environment inside."""
+    place = Path(sys.prefix) / "lib"
+    hiding = Sandbox(box.level, box.library, (Path("/usr/share"), place))
+    code = (
+        f"import os\n[os.listdir('/usr/share'), len(os.listdir('/usr/lib')) > 9, "
+        f"os.listdir({str(place)!r})]"
+    )
+    python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    assert asked(hiding, code).value == [[], True, [python]]
+    assert asked(hiding, "import numpy\n[numpy.ones(2).sum()]").value == [2.0]
+
+
+def test_disks_are_small(box):
+    limits = Limits(seconds=5, disk=2**20)
+    code = (
+        "def fill(path):\n    try:\n        with open(path, 'wb') as f:\n"
+        "            for n in range(100): f.write(bytes(2**16)); f.flush()\n"
+        "    except OSError as error: return error.errno\n    return 0\n"
+        "[fill('/tmp/work/x'), fill('/tmp/y'), fill('/dev/shm/x'), fill('/dev/null')]"
+    )
+    assert asked(box, code, limits=limits).value == [28, 28, 28, 0]
+
+
+def test_only_the_runners_own_processes_are_seen(box):
+    code = "import os\nsorted(map(int, filter(str.isdigit, os.listdir('/proc'))))"
+    assert asked(box, code).value == [1, 2]
+
+
+def test_the_filter_is_loaded(box):
+    """Also where numbers of system calls are not known, the rest must work."""
+    assert seccomp.program(inet=False)
+    code = "[l.split()[1] for l in open('/proc/self/status') if 'Seccomp:' in l]"
+    assert asked(box, code).value == ["2"]
+
+
+# -- the library ---------------------------------------------------------------------
+
+
+def test_the_library_is_built_once_for_each_content(monkeypatch, tmp_path):
+    monkeypatch.setenv("KVQ_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "checkout"
+    (root / "kvq_lib" / "data").mkdir(parents=True)
+    (root / "solutions").mkdir()
+    (root / "solutions" / "secret.txt").write_text("key")
+    (root / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    (root / "README.md").write_text("read me")
+    (root / "kvq_lib" / "__init__.py").write_text("answer = 1\n")
+    (root / "kvq_lib" / "data" / "table.csv").write_text("a,b\n")
+    before = sorted(root.rglob("*"))
+    with ThreadPoolExecutor(3) as pool:  # all at once
+        found = set(pool.map(library.installed, [root] * 3))
+    assert len(found) == 1
+    made = found.pop()
+    names = sorted(p.relative_to(made).as_posix() for p in made.rglob("*.*"))
+    assert "kvq_lib/__init__.py" in names and "kvq_lib/data/table.csv" in names
+    assert any(name.endswith(".pyc") for name in names)
+    assert not any("secret" in name or "checkout" in name for name in names)
+    assert sorted(root.rglob("*")) == before  # the checkout is left as it was
+    assert list((tmp_path / "cache" / "library").iterdir()) == [made]
+    (root / "kvq_lib" / "__init__.py").write_text("answer = 2\n")
+    assert library.installed(root) != made
+
+
+def test_a_library_that_cannot_be_built_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("KVQ_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "kvq_lib").mkdir()
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 3\n")
+    with pytest.raises(library.LibraryError, match="could not be built"):
+        library.installed(tmp_path)
+    assert list((tmp_path / "cache" / "library").iterdir()) == []
+    with pytest.raises(library.LibraryError, match="--root"):
+        library.find_root(tmp_path / "nowhere")
