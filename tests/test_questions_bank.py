@@ -426,7 +426,7 @@ def test_planning_loads_nothing_of_the_questions():
         "import sys; from kvq_lib.cli import main\n"
         "main(['plan', 'tests/configs/llama-3.1-8b.json', '--gpu', '24GiB',"
         " '--context', '64', '--scheme', 'int8'])\n"
-        "assert not {'kvq_lib.course', 'markdown_it'} & set(sys.modules)"
+        "assert not {'kvq_lib.course.questions', 'markdown_it'} & set(sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
