@@ -68,7 +68,7 @@ def show(browser, tmp_path):
     """A function that opens HTML as a page; whatever goes wrong fails the test."""
     troubles, contexts = [], []
 
-    def open_html(body, width=1280, theme="light", context=None, before=""):
+    def open_html(body, width=1280, theme="light", context=None, before="", clock=None):
         file = tmp_path / "page.html"
         file.write_text(
             f'<!doctype html><html lang="en" data-theme="{theme}"><head>'
@@ -80,6 +80,9 @@ def show(browser, tmp_path):
             context = browser.new_context(viewport={"width": width, "height": 900})
             context.set_default_timeout(120_000)
             contexts.append(context)
+        if clock is not None:  # seconds; time then stands until a test moves it
+            context.clock.install(time=clock)
+            context.clock.pause_at(clock + 1)
         page = context.new_page()
         page.on("pageerror", lambda error: troubles.append(f"script error: {error}"))
         page.on("console", lambda m: troubles.append(f"console: {m.text}"))

@@ -1,7 +1,6 @@
 """The mock interview in a real browser."""
 
 import json
-import re
 
 import pytest
 from questions import sample, show  # noqa: F401
@@ -186,8 +185,7 @@ def test_questions_and_choices_come_in_another_order_each_time(show):  # noqa: F
 
 @pytest.mark.browser
 def test_a_reload_goes_on_where_the_reader_was(show):  # noqa: F811
-    page = show(interview())
-    page.clock.install(time=NOW)
+    page = show(interview(), clock=NOW)
     start(page)
     first = current(page)
     answer(page, first)
@@ -196,7 +194,7 @@ def test_a_reload_goes_on_where_the_reader_was(show):  # noqa: F811
     page.clock.fast_forward(60_000)
     page.reload()
     assert current(page) == second and shown(page, "count") == "Question 2 of 11"
-    assert re.fullmatch(r"3:5\d|4:00", shown(page, "timer"))
+    assert shown(page, "timer") == "4:00"
     page.locator("[data-do=previous]").click()
     given = ANSWERS[first.id][0]
     if isinstance(given, str):
@@ -214,8 +212,7 @@ def test_a_reload_goes_on_where_the_reader_was(show):  # noqa: F811
 
 @pytest.mark.browser
 def test_time_runs_out(show):  # noqa: F811
-    page = show(interview())
-    page.clock.install(time=NOW)
+    page = show(interview(), clock=NOW)
     start(page, minutes=6)
     answer(page, current(page))
     page.clock.fast_forward(30_000)
@@ -233,10 +230,9 @@ def test_time_runs_out(show):  # noqa: F811
 
 @pytest.mark.browser
 def test_time_runs_out_while_the_page_is_closed(show):  # noqa: F811
-    page = show(interview())
-    page.clock.install(time=NOW)
+    page = show(interview(), clock=NOW)
     start(page, minutes=1)
-    page.clock.pause_at(NOW + 3600)
+    page.clock.fast_forward(3_600_000)
     page.reload()
     assert page.locator("[data-part=results]").is_visible()
     assert "in 1:00 minutes" in shown(page, "score")
@@ -327,7 +323,7 @@ def test_the_keyboard_alone_suffices(show):  # noqa: F811
         if page.evaluate("document.activeElement.textContent") == "Start":
             break
     press("Enter")
-    for _ in range(len(sample())):
+    for _ in range(10):
         assert page.evaluate("document.activeElement.dataset.show") == "count"
         question = current(page)
         press("Tab")
