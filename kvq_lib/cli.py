@@ -1,4 +1,4 @@
-"""The command line: `kvq plan` and `kvq homework`.
+"""The command line: `kvq plan`, `kvq quiz` and `kvq homework`.
 
 Answers go to stdout and the exit status is 0. What cannot be answered is said in one
 line on stderr, and the status is 2.
@@ -80,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         title="commands", metavar="COMMAND", dest="command", required=True
     )
     _add_plan(commands)
+    _add_quiz(commands)
     homework.add(commands)
     options = parser.parse_args(argv)
     status = 0
@@ -243,6 +244,33 @@ def _schemes(options) -> list | None:
                 f"{recipe.name} seals no page: --recent and --sinks change nothing"
             )
     return found
+
+
+# -- quiz ----------------------------------------------------------------------------
+
+
+def _add_quiz(commands) -> None:
+    parser = commands.add_parser(
+        "quiz",
+        help="a mock interview in the terminal",
+        description="Asks questions of the book's bank. Ctrl-C ends it with a score.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--topic", help="ask about one topic, such as memory (default: all)")
+    add("--level", help="easy, mid or hard (default: all)")
+    add("--number", type=_number, default=10, help="of questions (default: 10)")
+    add("--seed", type=_number, help="the same seed asks the same questions")
+    add("--report", action="store_true", help="say what the bank holds, ask nothing")
+    parser.set_defaults(run=_run_quiz)
+
+
+def _run_quiz(options) -> str:
+    from .course.questions import terminal  # `kvq plan` needs none of what it loads
+
+    return terminal.run(
+        options.topic, options.level, options.number, options.seed, options.report
+    )
 
 
 # -- text ----------------------------------------------------------------------------

@@ -355,6 +355,7 @@ def test_style_sheets_are_searched_too(tmp_path):
         "kvq_lib/course/explorer.html",
         "requirements.txt",
         "book/results/quality.json",
+        "book/questions/02_memory.yml",
     ],
 )
 def test_what_outputs_depend_on_changes_the_execution_key(tiny, path):

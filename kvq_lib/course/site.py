@@ -7,9 +7,10 @@
 Jupyter Book executes the chapters through a cache that looks at their cells alone: it
 would show old outputs after the library they import has changed.  So the cache is
 dropped whenever the *execution key* changes, a hash of the library, the lock, the
-recorded measurements, the installed versions and the machine.  Only a build that
-executes a chapter can see it fail, and only a build that reads a page can see its
-warnings.  So every build reads all pages again, and a failed one never counts as done.
+recorded measurements, the questions, the installed versions and the machine.  Only a
+build that executes a chapter can see it fail, and only a build that reads a page can
+see its warnings.  So every build reads all pages again, and a failed one never counts
+as done.
 """
 
 import argparse
@@ -107,6 +108,7 @@ def execution_key(root: Path = ROOT) -> str:
         *(p for end in LIBRARY for p in root.glob(f"kvq_lib/**/*{end}")),
         *root.glob("requirements*.txt"),
         *root.glob("book/results/*.json"),
+        *root.glob("book/questions/*.yml"),
     ]
     where = hashlib.sha256(json.dumps(environment(), sort_keys=True).encode())
     return f"{where.hexdigest()[:16]}-{hash_files(root, files)}"

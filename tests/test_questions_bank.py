@@ -1,0 +1,434 @@
+"""The question bank: broken rules are found, numbers computed, all in balance."""
+
+import ast
+import copy
+import inspect
+import math
+import subprocess
+import sys
+
+import pytest
+import yaml
+from questions import ROOT, SAMPLE, everything, sample
+from test_notebooks import crowded_lines
+
+import kvq_lib as kvq
+from kvq_lib.course.questions import balance, bank, expressions, rules, text
+from kvq_lib.errors import InvalidArgument
+
+AROUND = bank.surroundings()
+GOOD = {
+    entry["id"]: entry
+    for path in sorted(SAMPLE.glob("*.yml"))
+    for entry in yaml.safe_load(path.read_text(encoding="utf-8"))
+}
+
+
+def read(*entries, name="02_memory.yml", content=None):
+    """The questions of a file that holds these entries, and its problems."""
+    if content is None:
+        content = yaml.safe_dump(list(entries), allow_unicode=True)
+    return rules.read_file(name, content.encode(), AROUND)
+
+
+def changed(question_id, **changes):
+    """A good question with something in it replaced; None takes it out."""
+    entry = copy.deepcopy(GOOD[question_id])
+    for key, value in changes.items():
+        if value is None:
+            del entry[key]
+        else:
+            entry[key] = value
+    return entry
+
+
+def choices(**changes):
+    """Choices of which the last has something replaced."""
+    listed = copy.deepcopy(GOOD["memory-kv-heads"]["choices"])
+    for key, value in changes.items():
+        if value is None:
+            listed[-1].pop(key, None)
+        else:
+            listed[-1][key] = value
+    return listed
+
+
+# -- reading ---------------------------------------------------------------------------
+
+
+def test_the_sample_is_good_and_has_every_kind():
+    assert {q.kind for q in sample()} == set(bank.KINDS)
+    assert {q.level for q in sample()} == set(bank.LEVELS)
+    assert len({q.id for q in sample()}) == len(sample()) == len(GOOD)
+
+
+def test_numbers_are_the_library_s():
+    (question,) = (q for q in sample() if q.id == "memory-bytes-of-int8")
+    shape = kvq.KVShape(32, 8, 128)
+    assert question.answer == kvq.kv_bytes(shape, "int8", 4096) / 2**20 == 260
+    assert question.shown == "260 MiB" and "4 MiB: 260 MiB, or" in question.why
+    assert [m.shown for m in question.mistakes] == ["256 MiB", "1,040 MiB"]
+    (question,) = (q for q in sample() if q.id == "memory-time-of-a-step")
+    assert [c.text for c in question.choices] == ["0.27 ms", "2.1 ms", "0.034 ms"]
+
+
+def test_sections_and_works_are_those_of_the_book():
+    (question,) = (q for q in sample() if q.id == "memory-kv-heads")
+    page = "book/02_memory_bottleneck"
+    assert question.section == bank.Section(page, "2.2", "Count the tensors")
+    assert (
+        len(AROUND.sections) == 12
+        and "6b.3" in AROUND.sections["book/06b_how_the_kernel_reads_a_page"]
+    )
+    assert {"ainslie2023gqa", "liu2024kivi"} <= AROUND.works
+
+
+def test_all_problems_are_told_at_once(tmp_path):
+    bad = [
+        changed("memory-kv-heads", level="medium"),
+        changed("memory-what-grows", tags=["nonsense"]),
+        GOOD["memory-pages-exact"],
+    ]
+    (tmp_path / "02_memory.yml").write_text(yaml.safe_dump(bad))
+    other = [changed("quantization-divisor", section="book/03#9")]
+    (tmp_path / "03_quantization.yml").write_text(yaml.safe_dump(other))
+    (tmp_path / "04_nowhere.yml").write_text("[]")
+    with pytest.raises(bank.BankError) as error:
+        bank.load(tmp_path)
+    assert len(error.value.problems) == 4
+    for place in (
+        "02_memory.yml: memory-kv-heads: level",
+        "02_memory.yml: memory-what-grows: unknown tags nonsense",
+        "03_quantization.yml: quantization-divisor: no section",
+        "04_nowhere.yml: ",
+    ):
+        assert place in str(error.value)
+
+
+def test_a_folder_without_questions_is_refused(tmp_path):
+    with pytest.raises(InvalidArgument, match="no questions"):
+        bank.load(tmp_path)
+
+
+def test_a_question_that_changed_is_read_again(tmp_path):
+    path = tmp_path / "02_memory.yml"
+    path.write_text(yaml.safe_dump([GOOD["memory-kv-heads"]]))
+    assert bank.load(tmp_path)[0].level == "easy"
+    path.write_text(yaml.safe_dump([changed("memory-kv-heads", level="hard")]))
+    assert bank.load(tmp_path)[0].level == "hard"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("- id: memory-a\n  id: memory-b\n", "stands twice"),
+        ("- {id: memory-a\n", "line 2"),
+        ("a: b\n", "a list of questions"),
+        ("", "a list of questions"),
+        ("- 3\n", "no mapping"),
+        ("- !!python/object/apply:os.getcwd []\n", "could not determine"),
+    ],
+)
+def test_files_that_hold_no_questions_are_named(content, said):
+    found, problems = read(content=content)
+    assert not found and len(problems) == 1
+    assert problems[0].startswith("02_memory.yml: ") and said in problems[0]
+
+
+def test_bytes_that_are_no_text_are_named():
+    found, problems = rules.read_file("02_memory.yml", b"- id: \xff\n", AROUND)
+    assert not found and "UTF-8" in problems[0]
+
+
+# -- rules -----------------------------------------------------------------------------
+
+SINGLE, SEVERAL = "memory-kv-heads", "memory-what-grows"
+NUMBER, OPEN = "memory-bytes-of-int8", "memory-why-cache"
+WRONG = [
+    (SINGLE, {"kind": "choice"}, "kind is one of"),
+    (SINGLE, {"level": "medium"}, "level is one of"),
+    (SINGLE, {"id": "size-of-it"}, "id is lower case"),
+    (SINGLE, {"id": "memory-KV"}, "id is lower case"),
+    (SINGLE, {"tags": []}, "a list of 1 to 4"),
+    (SINGLE, {"tags": ["size"] * 2}, "a tag stands twice"),
+    (SINGLE, {"tags": ["sizes"]}, "unknown tags sizes; known: art"),
+    (SINGLE, {"section": "book/02_memory_bottleneck"}, "no section"),
+    (SINGLE, {"section": "book/02_memory_bottleneck#2.99"}, "no section"),
+    (SINGLE, {"section": "book/appendix_api#1.1"}, "no section"),
+    (SINGLE, {"question": "  "}, "no text"),
+    (SINGLE, {"question": "How?\n```\ncode\n```"}, "a code fence"),
+    (SINGLE, {"question": "How <b>large</b>?"}, "HTML"),
+    (SINGLE, {"question": "See {eq}`kv-bytes`."}, "a role"),
+    (SINGLE, {"question": "See [there](02)."}, "a link"),
+    (SINGLE, {"question": "For $5 a month?"}, "without a partner"),
+    (SINGLE, {"question": "How many {answer}?"}, "nothing fills"),
+    (SINGLE, {"sources": ["nobody2020"]}, "has no 'nobody2020'"),
+    (SINGLE, {"explanation": "no"}, "unknown key 'explanation'"),
+    (SINGLE, {"choices": choices()[:2]}, "a list of 3 to 5"),
+    (SINGLE, {"choices": choices(right=True)}, "exactly one choice is right, not 2"),
+    (SINGLE, {"choices": choices()[1:] * 2}, "exactly one choice is right, not 0"),
+    (SINGLE, {"choices": choices(right="yes")}, "right is true or false"),
+    (SINGLE, {"choices": choices(why=None)}, "choice 3 lacks 'why'"),
+    (SINGLE, {"choices": choices(text="All of the above.")}, "speaks of the other"),
+    (SINGLE, {"choices": choices(text="None of these.")}, "speaks of the other"),
+    (SINGLE, {"choices": choices(text="They take {value} MiB.")}, "does not have"),
+    (SINGLE, {"choices": choices(text="They take 12 MiB.")}, "give it a value"),
+    (SINGLE, {"choices": choices(value="2 + 2")}, "does not show"),
+    (SINGLE, {"choices": choices(text="{value:d}", value="1.5")}, "format code"),
+    (SINGLE, {"choices": choices(text="{value}", value="open(1)")}, "not allowed"),
+    (
+        SINGLE,
+        {"choices": choices(text=choices()[1]["text"].upper())},
+        "the same text",
+    ),
+    (SEVERAL, {"choices": [c | {"right": True} for c in choices()]}, "but not all"),
+    (SEVERAL, {"choices": [c | {"right": False} for c in choices()]}, "but not all"),
+    (NUMBER, {"expression": "12 +"}, "no expression"),
+    (NUMBER, {"expression": "bytes_of(1)"}, "bytes_of"),
+    (NUMBER, {"expression": "kv_bytes(1, 'int8', 4)"}, "KVShape"),
+    (NUMBER, {"unit": 3}, "unit is a text"),
+    (NUMBER, {"tolerance": 0.5}, "tolerance is between"),
+    (NUMBER, {"tolerance": True}, "tolerance is no number"),
+    (NUMBER, {"decimals": 1.5}, "decimals is no number"),
+    (NUMBER, {"expression": "260.4", "tolerance": 0.001}, "would be marked as wrong"),
+    (NUMBER, {"why": "That makes {answr}."}, "nothing fills"),
+    (NUMBER, {"mistakes": []}, "a list of 1 to 6"),
+    (
+        NUMBER,
+        {"mistakes": [{"expression": "261", "why": "Near."}]},
+        "would be marked as right",
+    ),
+    (
+        NUMBER,
+        {"mistakes": [{"expression": e, "why": "Far."} for e in ("100", "100.5")]},
+        "is one of the others",
+    ),
+    (OPEN, {"rubric": GOOD[OPEN]["rubric"][:2]}, "a list of 3 to 5"),
+    (OPEN, {"rubric": [{"points": 0.5, "text": "a"}] * 3}, "points is no number"),
+    (OPEN, {"rubric": [{"points": 0, "text": "a"}] * 3}, "points is between"),
+    (OPEN, {"answer": "So. " * 11}, "at most 10"),
+    (OPEN, {"answer": None}, "lacks 'answer'"),
+]
+
+
+@pytest.mark.parametrize(("question_id", "changes", "said"), WRONG)
+def test_a_broken_rule_is_told_with_file_and_id(question_id, changes, said):
+    found, problems = read(changed(question_id, **changes))
+    assert not found, "the question was taken"
+    named = changes.get("id", question_id)
+    assert all(p.startswith(f"02_memory.yml: {named}: ") for p in problems)
+    assert any(said in p for p in problems), problems
+
+
+@pytest.mark.parametrize("question_id", GOOD)
+def test_each_good_question_is_taken_and_every_key_is_needed(question_id):
+    topic = question_id.split("-")[0]
+    number = list(bank.TOPICS).index(topic) + 1
+    name = f"{number:02}_{topic}.yml"
+    assert read(GOOD[question_id], name=name)[1] == []
+    for key in set(GOOD[question_id]) - {"sources"}:
+        assert read(changed(question_id, **{key: None}), name=name)[1], key
+
+
+def test_ids_are_unique():
+    twice = [q for q in sample() if q.id == SINGLE] * 2
+    assert "two questions have this id" in rules.together(twice)[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "alike"),
+    [
+        ("A model has 32 query heads and 8 KV heads. Which of them decide how large "
+         "its cache is?", False),
+        ("A model has 32 query heads and 16 KV heads. Which of them decide the size of "
+         "its cache?", True),
+        ("What decides the size of a cache?", False),
+    ],
+)  # fmt: skip
+def test_questions_that_are_nearly_equal_are_found(words, alike):
+    found, problems = read(changed(SINGLE, id="memory-other", question=words))
+    assert not problems
+    listed = [*(q for q in sample() if q.id == SINGLE), *found]
+    assert bool(rules.together(listed)) is alike
+
+
+# -- expressions -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("2**10 / 3 - -1", 2**10 / 3 + 1),
+        ("7 // 2 + 7 % 4", 6),
+        ("ceil(1000 / 16)", 63),
+        ("log2(8) + sqrt(16) + floor(2.5)", 9),
+        ("max(1, 2, 3) * min(4, 5) * abs(-1)", 12),
+        ("(3 > 2) + (2 <= 2 < 3) * 2", 3),
+        ("KVShape(2, 3, 64).elements_per_token", 2 * 2 * 3 * 64),
+        ("KVShape(num_layers=2, num_kv_heads=3, head_dim=64).head_dim", 64),
+        ('kv_bytes(KVShape(2, 3, 64), "int4", 160, batch=3)',
+         kvq.kv_bytes(kvq.KVShape(2, 3, 64), "int4", 160, 3)),
+        ('kv_bytes(KVShape(2, 3, 64), scheme("int4", recent=32), 160)',
+         kvq.kv_bytes(kvq.KVShape(2, 3, 64), kvq.scheme("int4", recent=32), 160)),
+        ("max_batch(24e9, 16e9, 0, 1e9)", 8),
+        ('MEMORY_GB["L4"]', kvq.MEMORY_GB["L4"]),
+    ],
+)  # fmt: skip
+def test_expressions_are_computed(expression, value):
+    assert expressions.evaluate(expression) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "__import__('os').getcwd()",
+        "open('/etc/passwd')",
+        "(1).__class__",
+        "KVShape(1, 1, 1).__class__",
+        "KVShape(1, 1, 1).of",
+        "KVShape(1, 1, 1).nothing",
+        "kv_bytes.__globals__",
+        "scheme('int8').name",
+        "[1, 2]",
+        "lambda: 1",
+        "1 if 2 else 3",
+        "1 and 2",
+        "not 1",
+        "~1",
+        "1 << 3",
+        "'a' * 3",
+        "'text'",
+        "KVShape",
+        "KVShape(1, 1, 1)",
+        "True",
+        "None",
+        "3 > 2",
+        "1 in 2",
+        "kv_bytes(*KVShape)",
+        "kv_bytes(**1)",
+        "MEMORY_GB('L4')",
+        "MEMORY_GB['none']",
+        "math.pi",
+        "load_model('smollm2-135m')",
+        "(x := 1)",
+        "1; 2",
+        "",
+        "1 / 0",
+        "log2(0)",
+        "2.0**10**10",
+        "9**99**9",
+        "9**99 * 9**99 * 9**99 * 9**99",
+        "1e200 * 1e200",
+        "1e200 * 1e200 - 1e200 * 1e200",
+        "kv_bytes(KVShape(0, 1, 1), 'int8', 1)",
+        "+".join("1" * 300),
+    ],
+)
+def test_what_is_no_expression_is_refused(expression):
+    with pytest.raises(InvalidArgument):
+        expressions.evaluate(expression)
+
+
+def test_expressions_know_public_names_of_the_library_alone():
+    assert set(expressions.LIBRARY) <= set(dir(kvq))
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(inspect.getsource(expressions)))
+        if isinstance(node, ast.Attribute)
+    }
+    assert not used & {"eval", "exec", "compile", "import_module"}
+
+
+# -- texts -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("markdown", "html", "plain"),
+    [
+        ("A *b* `c`", "A <em>b</em> <code>c</code>", "A b c"),
+        (r"$a_1 < b$", r'<span class="math">\(a_1 &lt; b\)</span>', "a_1 < b"),
+        ("`$x$`", "<code>$x$</code>", "$x$"),
+        (r"\$5", "$5", "$5"),
+        ("a & b", "a &amp; b", "a & b"),
+        (
+            r"$\lceil L/P \rceil \cdot \frac{1}{2}$",
+            r'<span class="math">\(\lceil L/P \rceil \cdot \frac{1}{2}\)</span>',
+            "⌈ L/P ⌉ · (1)/(2)",
+        ),
+        (r"$k_* * v_*$", r'<span class="math">\(k_* * v_*\)</span>', "k_* * v_*"),
+    ],
+)
+def test_texts_have_three_forms(markdown, html, plain):
+    assert text.line(markdown) == html
+    assert text.html(markdown) == f"<p>{html}</p>"
+    assert text.plain(markdown) == plain
+
+
+# -- balance ---------------------------------------------------------------------------
+
+
+def test_the_bank_of_the_book_is_good_and_balanced():
+    found = list(balance.troubles(bank.load(), balance.chapters()))
+    assert not found, "\n".join(found)
+
+
+def test_the_sample_is_out_of_balance_and_the_report_says_how():
+    report = balance.report(sample(), balance.chapters())
+    assert "11 questions; at least 120" in report
+    assert "book/01_visual_demonstration has 0 questions" in report
+    assert "0 questions have the tag ten" in report
+    assert "size 2" in report and "tags not used: art" in report
+    row = next(line for line in report.splitlines() if line.startswith("memory"))
+    assert row.split()[1:] == ["7", "3", "2", "2", "2", "2", "2", "1"]
+
+
+def test_choices_that_give_themselves_away_are_found():
+    given = {
+        pick: {q.id for q in balance.given_away(sample(), pick)} for pick in (max, min)
+    }
+    longest = {}
+    for question in sample():
+        if question.kind == "single":
+            sizes = sorted((len(c.text), c.right) for c in question.choices)
+            longest[question.id] = sizes
+    assert given[max] == {i for i, s in longest.items() if s[-1][1]} != set()
+    assert given[min] == {i for i, s in longest.items() if s[0][1]} != set()
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / bank.FOLDER).glob("*.yml")), ids=lambda p: p.name
+)
+def test_texts_have_one_sentence_a_line(path):
+    def texts(value):
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict | list):
+            for inner in value.values() if isinstance(value, dict) else value:
+                yield from texts(inner)
+
+    for entry in yaml.safe_load(path.read_text(encoding="utf-8")):
+        crowded = [line for words in texts(entry) for line in crowded_lines(words)]
+        assert not crowded, f"{entry['id']}: one sentence a line, please: {crowded}"
+
+
+def test_every_number_is_finite_and_shown():
+    numeric = [q for q in everything() if q.kind == "numeric"]
+    assert len(numeric) > 20
+    for question in numeric:
+        assert math.isfinite(question.answer) and question.shown.endswith(question.unit)
+
+
+# -- the command -----------------------------------------------------------------------
+
+
+def test_planning_loads_nothing_of_the_questions():
+    code = (
+        "import sys; from kvq_lib.cli import main\n"
+        "main(['plan', 'tests/configs/llama-3.1-8b.json', '--gpu', '24GiB',"
+        " '--context', '64', '--scheme', 'int8'])\n"
+        "assert not {'kvq_lib.course.questions', 'markdown_it'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
