@@ -175,6 +175,11 @@ class Homework:
         """The cells of the solution: neither probes nor mutants."""
         return [c for c in self.cells if c.role not in ("hidden", "mutant")]
 
+    def answers(self, question: str) -> list[Cell]:
+        """The answer cells of a question."""
+        cells = [cell for cell in self.cells if cell.role == "answer"]
+        return [cell for cell in cells if cell.question == question]
+
     @property
     def exercise(self) -> list[Cell]:
         """The cells of the exercise: what explains a solution is not among them."""
