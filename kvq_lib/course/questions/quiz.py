@@ -151,10 +151,10 @@ def entry(question) -> dict:
 
 def _range(question, value: float, right: bool, feedback: str) -> dict:
     """The numbers near enough to one; jupyterquiz leaves the upper end out."""
-    from .marking import SLACK
+    from .marking import width
 
-    width = max(question.tolerance, SLACK) * abs(value)
-    ends = [value - width, math.nextafter(value + width, math.inf)]
+    far = width(value, question.tolerance)
+    ends = [value - far, math.nextafter(value + far, math.inf)]
     answer = {"type": "range", "range": ends, "correct": right}
     return answer | {"feedback": _safe(feedback)}
 
