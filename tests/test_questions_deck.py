@@ -142,6 +142,7 @@ bibtex_bibfiles: [book/references.bib]
 parse: {myst_enable_extensions: [dollarmath]}
 sphinx:
   config:
+    mathjax_path: ../mathjax.js # not from another host
     extensions: [myst_nb, jupyter_book, sphinx_comments, sphinx_external_toc,
       sphinx_book_theme, sphinxcontrib.bibtex, kvq_lib.course.questions.pages]
 """
@@ -170,7 +171,7 @@ def tiny(tmp_path):
     works = (ROOT / "book" / "references.bib").read_text(encoding="utf-8")
     (tmp_path / "book" / "references.bib").write_text(works)
     (tmp_path / "_config.yml").write_text(CONFIG)
-    listed = [*(f"book/{p.stem}" for p in (tmp_path / "book").glob("*.ipynb"))]
+    listed = [f"book/{p.stem}" for p in sorted((tmp_path / "book").glob("*.ipynb"))]
     listed += [name.removesuffix(".md") for name in PAGES]
     (tmp_path / "_toc.yml").write_text(
         f"format: jb-book\nroot: {listed[0]}\nchapters:\n"
