@@ -24,7 +24,8 @@ STAMP   := $(VENV)/.installed-$(shell cat $(LOCK) | cksum | tr ' ' '-')
 ENGINE_LOCK  := requirements-engine.txt
 ENGINE_STAMP := $(ENGINE)/.installed-$(shell cksum < $(ENGINE_LOCK) | tr ' ' '-')
 
-.PHONY: help book serve set-repo test measure bench engine kernels gpu lint format clean
+.PHONY: help book serve set-repo test measure bench engine homework kernels gpu lint \
+  format clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -53,6 +54,10 @@ bench: $(STAMP) ## measure decode speed and print it
 
 engine: $(STAMP) $(ENGINE_STAMP) ## measure vLLM on this CPU with a 16-bit and an 8-bit cache
 	@$(PY) -m kvq_lib.bench.real_engine --python $(ENGINE)/bin/python
+
+homework: $(STAMP) ## build exercises, solutions and keys, and prove the keys
+	@$(VENV)/bin/kvq homework build
+	@$(VENV)/bin/kvq homework verify --jobs $(WORKERS)
 
 kernels: $(STAMP) ## compile every kernel variant for six GPU generations
 	@$(PY) -m kvq_lib.kernels.compile --all

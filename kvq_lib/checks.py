@@ -20,9 +20,9 @@ def whole(name: str, value, at_least: int) -> int:
     number = _index(value)
     # No machine counts so far; and beyond 2^63 Python's ranges lose their length.
     if number is None or not at_least <= number <= 2**60:
-        raise InvalidArgument(
-            f"{name} is a whole number, at least {at_least}; got {_shown(value)}"
-        )
+        large = number is not None and number > 2**60
+        bound = "at most 2^60" if large else f"at least {at_least}"
+        raise InvalidArgument(f"{name} is a whole number, {bound}; got {_shown(value)}")
     return number
 
 
@@ -120,8 +120,10 @@ def usable_device(device) -> torch.device:
 
 
 def reason(error: Exception) -> str:
-    """The first line of another library's error, with its kind."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    """The first line of another library's error, with its kind; where that line only
+    announces the next one, that one too."""
+    first, *more = f"{type(error).__name__}: {error}".splitlines()
+    return f"{first} {more[0].strip()}" if first.endswith(":") and more else first
 
 
 def step_tensors(q, k, v, tokens: int, kv_heads: int, dim: int, device) -> None:

@@ -20,12 +20,11 @@ import torch
 from .admission import Plan, Room, cache_within
 from .attention import CHUNK, _require_plain_positions, forward, on_cache
 from .checks import _shown, real, reason, whole
-from .errors import InvalidArgument, KVQError, OutOfPages
+from .errors import InvalidArgument, KVQError, OutOfPages, StepError
 from .model import _end_tokens, _pick, check_window
 from .schemes import Scheme
 from .schemes import scheme as find_scheme
 from .serving import (
-    KEPT_STEPS,
     Clock,
     EngineMetrics,
     Event,
@@ -34,6 +33,7 @@ from .serving import (
     RequestMetrics,
     Result,
     Usage,
+    token_ids,
 )
 from .swap import swap_in, swap_out
 
@@ -103,6 +103,7 @@ class Engine:
         self._waiting: list[Job] = []  # both in order of arrival
         self._running: list[Job] = []
         self._events: list[Event] = []  # that no step has returned yet
+        self._serving = False  # a run or a stream takes every event
 
     # -- requests --------------------------------------------------------------------
 
@@ -124,7 +125,7 @@ class Engine:
         real("temperature", request.temperature, at_least=0)
         seed = whole("seed", request.seed, at_least=0)
         wait = real("arrival", request.arrival, at_least=0)
-        tokens = check_window(self.model, self._ids(request.prompt))
+        tokens = check_window(self.model, token_ids(self.tokenizer, request.prompt))
         _require_plain_positions(self.model, len(tokens) + new)
         self._room.require(len(tokens) + new - 1)  # the last token is not stored
         metrics = RequestMetrics(self.clock.now() + wait)
@@ -160,6 +161,7 @@ class Engine:
 
         Raises:
             InvalidArgument: `requests` is no list.
+            StepError: a run or a stream is going on.
         """
         yield from self._serve(self._submit_all(requests))
 
@@ -172,13 +174,14 @@ class Engine:
 
         Args:
             requests: also a trace, by their `arrival`.
-            on_event: called with every event, between steps; it may cancel requests.
+            on_event: called with every event, between steps; may submit and cancel.
 
         Returns:
             One result for each of `requests`, in their order.
 
         Raises:
             InvalidArgument: `requests` is no list.
+            StepError: a run or a stream is going on.
         """
         ids, ended = self._submit_all(requests), {}
         with contextlib.closing(self._serve(ids)) as events:
@@ -189,19 +192,15 @@ class Engine:
                     on_event(event)
         return [ended[id_] for id_ in ids]
 
-    def _ids(self, prompt):
-        """The token ids of a text; what is no text is left to other checks."""
-        if not isinstance(prompt, str):
-            return prompt
-        try:
-            return self.tokenizer(prompt).input_ids
-        except Exception as error:  # one text must not end the others
-            name = type(self.tokenizer).__name__
-            raise InvalidArgument(
-                f"{name} does not take {_shown(prompt)}: {reason(error)}"
-            ) from error
+    def _refuse_nesting(self) -> None:
+        if self._serving:
+            raise StepError(
+                "a run or a stream is going on and would lose its events; submit the "
+                "request, and it is served there"
+            )
 
     def _submit_all(self, requests) -> list[int]:
+        self._refuse_nesting()
         if isinstance(requests, str | bytes) or not isinstance(requests, Iterable):
             raise InvalidArgument(f"requests is a list, got {_shown(requests)}")
         ids = []
@@ -218,12 +217,14 @@ class Engine:
         return ids
 
     def _serve(self, ids: list[int]) -> Iterator[Event]:
+        self._serving = True
         try:
             while self._waiting or self._running or self._events:
-                yield from self.step()
+                yield from self._step()
                 if self._waiting and not self._running and not self._events:
                     self.clock.wait_until(self._waiting[0].metrics.arrival)
         finally:
+            self._serving = False
             for id_ in ids:
                 self.cancel(id_)
             self._events = [e for e in self._events if e.request not in ids]
@@ -236,7 +237,12 @@ class Engine:
 
         Raises:
             OutOfPages: others hold pages of this cache, and too many.
+            StepError: a run or a stream is going on.
         """
+        self._refuse_nesting()
+        return self._step()
+
+    def _step(self) -> list[Event]:
         now = self.clock.now()
         plan = self._plan_running()
         self._admit(plan, now)
@@ -316,16 +322,10 @@ class Engine:
                     self._take(job, _pick(row, job.request.temperature, job.draws))
             except KVQError as error:
                 self._end(job, "failed", error)
-        self._note_usage(sum(plan.tokens.values()))
-
-    def _note_usage(self, tokens: int) -> None:
-        now = self.clock.now()
-        hot, cold = self._room.used
+        now, tokens = self.clock.now(), sum(plan.tokens.values())
         waiting = sum(job.metrics.arrival <= now for job in self._waiting)
-        self.metrics.usage.append(
-            Usage(now, hot, cold, len(self._running), waiting, tokens)
-        )
-        del self.metrics.usage[:-KEPT_STEPS]
+        usage = Usage(now, *self._room.used, len(self._running), waiting, tokens)
+        self.metrics.note(usage)
 
     def _forward(self, parts: list[tuple[Job, int]]) -> Iterator[tuple]:
         """The model's step: each part, with the logits of its last token, or with the

@@ -48,7 +48,7 @@ class SequenceBusy(KVQError):
 
 
 class StepError(KVQError):
-    """`begin`, `attend`, `commit` and `abort` were called out of order."""
+    """Parts of a step were called out of order, or a step inside another."""
 
 
 class WindowTooShort(KVQError, ValueError):

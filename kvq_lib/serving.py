@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .checks import real
-from .errors import KVQError
+from .checks import _shown, real, reason
+from .errors import InvalidArgument, KVQError
 from .swap import Swapped
 
 #: Steps whose usage is kept: a day at about one a second; an engine may run for months.
@@ -198,6 +198,11 @@ class EngineMetrics:
     usage: list[Usage] = field(default_factory=list)
     started: float | None = None
 
+    def note(self, usage: Usage) -> None:
+        """Keep a step's usage, and forget the oldest beyond `KEPT_STEPS`."""
+        self.usage.append(usage)
+        del self.usage[:-KEPT_STEPS]
+
     @property
     def tokens_per_second(self) -> float | None:
         """New tokens over the time from the first step's begin to the last one's end;
@@ -205,6 +210,23 @@ class EngineMetrics:
         if not self.usage or self.usage[-1].time <= self.started:
             return None
         return self.new_tokens / (self.usage[-1].time - self.started)
+
+
+def token_ids(tokenizer, prompt):
+    """The token ids of a text; what is no text is left to other checks.
+
+    Raises:
+        InvalidArgument: the tokenizer does not take it.
+    """
+    if not isinstance(prompt, str):
+        return prompt
+    try:
+        return tokenizer(prompt).input_ids
+    except Exception as error:  # one text must not end the others
+        name = type(tokenizer).__name__
+        raise InvalidArgument(
+            f"{name} does not take {_shown(prompt)}: {reason(error)}"
+        ) from error
 
 
 class Clock:

@@ -44,6 +44,7 @@ def key() -> dict:
             {
                 "id": "q1",
                 "title": "square",
+                "cells": 1,
                 "probes": [
                     probe("small", 0.7, "[square(-3), square(1.5)]", [9, 2.25]),
                     probe("large", 1.3, "[square(10**6), square(7)]", [10**12, 49]),
@@ -52,6 +53,7 @@ def key() -> dict:
             {
                 "id": "q2",
                 "title": "means | running",
+                "cells": 1,
                 "probes": [
                     probe("three", 1.0, "means([3, 5, 10])", [3, 4, 6]),
                     probe("many", 2.0, "means(list(range(40)))[-2:]", [19.0, 19.5]),
@@ -146,14 +148,14 @@ CODE = {
         "ok", 2, 3, first=f"{SQUARE}\n{MEANS}", second=None
     ),
     "answer twice, right last": kind(
-        "ok", 2, 3, first=answer("return 1"), after=(SQUARE,), note="answered twice"
+        "ok", 2, 3, first=answer("return 1"), after=(SQUARE,), note="q1: 2 cells answer"
     ),
     "answer twice, blank last": kind(
         "ok",
         0,
         3,
         after=(answer("raise NotImplementedError"),),
-        note="answered twice",
+        note="q1: 2 cells answer it, of 1",
     ),
     "answer missing": kind("partial", 2, 0, second=None, note="q2: no cell answers it"),
     "answer without mark": kind(
@@ -219,8 +221,8 @@ CODE = {
     ),
     "memory inside": inside("return len([bytearray(2**24) for n in range(200)])", "ok"),
     "shared memory": spoiled(
-        "import mmap\nx = [mmap.mmap(-1, 2**26) for n in range(60)]\n"
-        "for m in x: m.write(b'1' * 2**26)",
+        "import mmap\nblock, x = b'1' * 2**22, []\nfor n in range(2000):\n"
+        "    x.append(mmap.mmap(-1, 2**22))\n    x[-1].write(block)",
         note="memory",
     ),
     "memory of many": spoiled(

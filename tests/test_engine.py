@@ -418,6 +418,33 @@ def test_leaving_a_stream_cancels_its_requests_and_no_others():
     assert_no_page_lost(engine)
 
 
+def test_what_would_take_another_run_s_events_is_refused():
+    engine = new_engine()
+    asked = [kvq.Request(row(1, 4), 3)]
+    refused = []
+
+    def nest(event):
+        for call in (lambda: engine.run(asked), lambda: next(engine.stream(asked))):
+            with pytest.raises(kvq.StepError, match="submit the request"):
+                call()
+        with pytest.raises(kvq.StepError, match="going on"):
+            engine.step()
+        refused.append(event.request)
+        if len(refused) == 1:
+            engine.submit(kvq.Request(row(2, 4), 2))
+
+    (alone,) = new_engine().run(asked)
+    (result,) = engine.run(asked, nest)
+    assert result.tokens == alone.tokens
+    assert sorted(refused) == [0, 0, 0, 1, 1]  # what was submitted is served as well
+    stream = engine.stream(asked)
+    next(stream)
+    with pytest.raises(kvq.StepError, match="going on"):
+        engine.run(asked)
+    stream.close()
+    assert engine.run(asked)[0].tokens == alone.tokens
+
+
 def test_ends_and_limits_are_those_of_generate():
     scheme, prompt = ("int8", 0, 0), row(1, 9)
     wanted = alone(scheme, 4, prompt, LONGEST)
@@ -729,7 +756,7 @@ def test_what_never_ran_has_no_times():
 
 
 def test_the_usage_of_old_steps_is_forgotten(monkeypatch):
-    monkeypatch.setattr("kvq_lib.engine.KEPT_STEPS", 3)
+    monkeypatch.setattr("kvq_lib.serving.KEPT_STEPS", 3)
     engine = new_engine()
     engine.run([kvq.Request(row(1, 4), 6)])
     assert [u.time for u in engine.metrics.usage] == [4, 5, 6]

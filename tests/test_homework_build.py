@@ -203,6 +203,13 @@ def test_outputs_that_differ_elsewhere_are_refused(homework, code, said):
     assert problem.line == (line if "stopped" not in said else problem.line)
 
 
+def test_a_cell_that_does_not_end_is_told(homework, monkeypatch):
+    monkeypatch.setattr(notebooks, "CELL_SECONDS", 3)
+    endless = homework(("import math", "import math\n\nwhile True:\n    pass"))
+    with pytest.raises(source.SourceError, match="running stopped after this cell"):
+        run(endless)
+
+
 def test_pictures_are_dropped_and_their_text_stays(homework):
     draw = "import matplotlib.pyplot as plt\n\nfig, ax = plt.subplots()\nplt.show()\n"
     notebook = run(

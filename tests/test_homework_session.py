@@ -51,7 +51,7 @@ def test_probes_run_right_after_the_last_answer(box):
     asked = [Probe("q3", "[x]"), Probe("q2", "[x]"), Probe("q1", "[x]")]
     run = run_cells(cells, asked, box, SHORT)
     assert [o.value for o in run.outcomes] == [[3], [1], [2]]
-    assert run.repeated == ["q1"] and run.unanswered == ["q3"]
+    assert run.answers == {"q1": 2, "q2": 1} and run.unanswered == ["q3"]
 
 
 def test_seeds_make_probes_repeat(box):
@@ -190,11 +190,13 @@ def test_torch_is_as_in_a_fresh_process(box):
         _KERNEL,
     ]
     probe = (
-        "out = torch.empty(5)\ndouble[(1,)](torch.arange(5.0), out, 5, BLOCK=8)\n"
+        "import kvq_lib as kvq\nout = torch.empty(5)\n"
+        "double[(1,)](torch.arange(5.0), out, 5, BLOCK=8)\n"
         "x = torch.ones(2, requires_grad=True)\n(x * x).sum().backward()\n"
         "[out, str(torch.ones(1).dtype), torch.rand(2), x.grad,\n"
         " torch.ones(2, dtype=torch.bfloat16), torch.tensor(3), torch.Size([2, 3]),\n"
-        " torch.ones(1).to(torch.float8_e4m3fn), torch.get_num_threads()]"
+        " torch.ones(1).to(torch.float8_e4m3fn), torch.get_num_threads(),\n"
+        " kvq.MEMORY_GB['T4']]"
     )
     import torch
 
@@ -213,6 +215,7 @@ def test_torch_is_as_in_a_fresh_process(box):
         [2, 3],
         [1.0],
         1,
+        16,
     ]
     # Its own error for a lack of memory is told as one.
     assert (lacking.failure, lacking.fatal) == ("memory", False)

@@ -94,7 +94,10 @@ BROKEN = [
     ("chapter: book", "chapter: /book", "  chapter:", "must be like book/02_words"),
     ("minutes: 10", "minutes: soon", "  minutes:", "must be a whole number"),
     ("minutes: 10", "minutes: true", "  minutes:", "must be a whole number"),
-    ("torch: false", "torch: maybe", "  torch:", "true or false"),
+    ("torch: false", "torch: maybe", "  torch:", "must be false: no cell imports it"),
+    ("torch: false", "torch: true", "  torch:", "must be false: no cell imports it"),
+    ("import math", "import math, torch.nn", "  torch:", "must be true: a cell"),
+    ("import math", "from kvq_lib import plan", "  torch:", "must be true"),
     ("torch: false", "torch: false\n  points: 1", "  points:", "unknown key 'points'"),
     ("kvq:\n  homework", "kvx:\n  homework", "---", "lacks the block kvq"),
     ("name: python3", "name: ir", "---", "a kernelspec with name: python3"),
@@ -212,6 +215,28 @@ def test_the_message_names_the_file(read, tmp_path):
 )
 def test_what_cannot_be_parsed_is_said(problems, text, line, said):
     assert any(where == line and said in message for where, message in problems(text))
+
+
+ODD = ["[1]", "{a: 1}", "", "1.5", "-1", "true", "x", "[[q1]]"]
+KEYS = ["role: answer", "question: q1", 'name: "a real model"', "points: 2"]
+KEYS += ["rtol: 1e-9", "kvq: {role: check, question: q1}", "minutes: 10"]
+KEYS += ["homework: hw99", "chapter: book/02_memory_bottleneck", "name: python3"]
+KEYS += ["also: [q2]", "replaces: 1", "seed: 0"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_odd_values_are_problems_like_others(read, key):
+    mutant = 'name: "values forgotten", also: [q2], replaces: 1'
+    text = TEXT.replace('name: "values forgotten"', mutant)
+    text = text.replace("points: 2}", "points: 2, seed: 0}")
+    told = 0
+    for odd in ODD:
+        assert key in text
+        try:
+            read(text.replace(key, f"{key.split(':')[0]}: {odd}", 1))
+        except source.SourceError:
+            told += 1
+    assert told >= 5
 
 
 def test_files_that_cannot_be_read_are_said(tmp_path):

@@ -124,13 +124,10 @@ def _alone_and_together() -> Iterator[Row]:
     kept = {"page_size": 64, "sinks": 64}
     plain, fed = _int(4, "channel"), _int(4, "channel", "feedback")
     token, token_fed = _int(4, "token"), _int(4, "token", "feedback")
-    turned = _int(4, "token", "rotate", "feedback")
-    clipped = _int(4, "channel", "clip", "feedback")
-    turned = _int(4, "channel", "rotate"), _int(4, "token", "rotate")
-    both_fed = [_int(4, axis, "rotate", "feedback") for axis in ("channel", "token")]
-    clipped = [
-        _int(4, axis, "rotate", "clip", "feedback") for axis in ("channel", "token")
-    ]
+    axes = "channel", "token"
+    turned = [_int(4, axis, "rotate") for axis in axes]
+    both_fed = [_int(4, axis, "rotate", "feedback") for axis in axes]
+    clipped = [_int(4, axis, "rotate", "clip", "feedback") for axis in axes]
     name = "int4-kivi, page 64"
     yield _row("kivi", f"{name} + feedback", fed, token_fed, 64)
     yield _row("kivi", f"{name} + sinks", plain, token, **kept)
@@ -152,12 +149,13 @@ def _few_bits() -> Iterator[Row]:
     yield _row("int2", "int2-kivi + sinks", channel, token, **first)
     kept, name = near | first, "int2-kivi + recent 128 + sinks"
     yield _row("int2", name, channel, token, **kept)
-    turned = _int(2, "channel", "rotate"), _int(2, "token", "rotate")
+    axes = "channel", "token"
+    turned = [_int(2, axis, "rotate") for axis in axes]
     yield _row("int2", f"{name} + rotate", *turned, **kept)
-    fed = [_int(2, axis, "feedback") for axis in ("channel", "token")]
+    fed = [_int(2, axis, "feedback") for axis in axes]
     yield _row("int2", f"{name} + feedback", *fed, **kept)
-    turned = [_int(2, axis, "rotate", "feedback") for axis in ("channel", "token")]
-    yield _row("int2", f"{name} + rotate + feedback", *turned, **kept)
+    both = [_int(2, axis, "rotate", "feedback") for axis in axes]
+    yield _row("int2", f"{name} + rotate + feedback", *both, **kept)
     preset = kvq.SCHEMES["int2-feedback"]
     name = preset.name
     yield _row("int2", f"{name}, keys not turned", fed[0], preset.values, **kept)

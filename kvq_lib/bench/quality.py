@@ -86,17 +86,17 @@ def per_token(p: torch.Tensor, q: torch.Tensor, window) -> dict:
 
     Returns:
         "nll_reference" and "nll" (nats), "kl" (nats, from reference to scheme) and
-        "same" (bool: the most likely token is the same), each [tokens - 1].
+        "same" (bool: the most likely token is the same), each [tokens - 1], on the CPU.
     """
-    target = torch.as_tensor(window[1:]).unsqueeze(1)
-    return {
+    target = torch.as_tensor(window[1:], device=p.device).unsqueeze(1)
+    kl = torch.nn.functional.kl_div(q, p, reduction="none", log_target=True)
+    found = {
         "nll_reference": -p.gather(1, target).squeeze(1),
         "nll": -q.gather(1, target).squeeze(1),
-        "kl": torch.nn.functional.kl_div(q, p, reduction="none", log_target=True)
-        .sum(-1)
-        .clamp_min(0),
+        "kl": kl.sum(-1).clamp_min(0),
         "same": p.argmax(-1) == q.argmax(-1),
     }
+    return {name: numbers.cpu() for name, numbers in found.items()}
 
 
 def summary(tokens: dict) -> dict:

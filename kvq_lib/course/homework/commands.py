@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...errors import InvalidArgument
+from . import grade_commands
 
 PACKAGES = ("nbformat", "nbclient", "jupytext", "ipykernel", "yaml")
 
@@ -93,10 +94,7 @@ def add(commands) -> None:
     _add_build(below)
     _add_verify(below)
     _add_new(below)
-    if importlib.util.find_spec(f"{__package__}.grade_commands"):
-        from . import grade_commands
-
-        grade_commands.add(below)
+    grade_commands.add(below)
 
 
 def _parser(commands, name: str, run, brief: str, text: str, more: str = ""):

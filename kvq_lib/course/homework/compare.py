@@ -40,14 +40,12 @@ def _number(value) -> bool:
 def _near(got, expected, rtol: float, atol: float) -> bool:
     if got == expected:
         return True
-    if isinstance(got, int) and isinstance(expected, int) and not (rtol or atol):
-        return False  # exactly, also beyond what a float holds
     try:
         a, b = float(got), float(expected)
     except OverflowError:  # an int larger than any float
         return False
-    if math.isnan(b):
-        return math.isnan(a)
-    if not (math.isfinite(a) and math.isfinite(b)):
-        return False
+    if math.isnan(a) or math.isnan(b):
+        return math.isnan(a) and math.isnan(b)
+    if not (rtol or atol) or math.isinf(a) or math.isinf(b):
+        return False  # not equal, also beyond the digits of a float
     return abs(a - b) <= atol + rtol * abs(b)

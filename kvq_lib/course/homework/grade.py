@@ -188,13 +188,17 @@ class Grader:
         probes = score.probes(self.key)
         transcript = run_cells(read.cells, probes, self.sandbox, self.limits)
         scores = score.score(self.key, transcript)
-        known = {question["id"] for question in self.key["questions"]}
+        known = {q["id"]: q["cells"] for q in self.key["questions"]}
         notes = []
-        strange = {q for cell in read.cells for q in cell.questions} - known
+        strange = {q for cell in read.cells for q in cell.questions} - set(known)
         if strange:
             notes.append(f"{len(strange)} marks name no question of this homework")
         notes += [f"{q}: no cell answers it" for q in transcript.unanswered]
-        notes += [f"{q}: answered twice, the last counts" for q in transcript.repeated]
+        notes += [
+            f"{q}: {found} cells answer it, of {known[q]} in the exercise"
+            for q, found in transcript.answers.items()
+            if q in known and found != known[q]
+        ]
         notes += transcript.notes
         whole = not transcript.cells and not transcript.unanswered
         whole = whole and not any(found.stopped for found in scores)

@@ -31,6 +31,7 @@ def make(homework: Homework, values: Mapping) -> dict:
             {
                 "id": question.id,
                 "title": question.title,
+                "cells": len(homework.answers(question.id)),
                 "probes": [
                     {
                         "name": probe.name,

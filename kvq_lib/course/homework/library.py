@@ -19,7 +19,9 @@ from pathlib import Path
 from ...errors import KVQError
 
 # What pip would call, without the three seconds in which pip looks around.
-_BUILD = "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])"
+_BUILD = (
+    "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])"
+)
 _SKIPPED = {"__pycache__", "build", "dist"}
 
 

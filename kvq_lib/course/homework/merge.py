@@ -62,7 +62,7 @@ def merge(parts: list[tuple[str, dict]]) -> tuple[dict, list[str]]:
             elif _graded(old) != _graded(row):
                 problems.append(
                     f"{row['student']}: two grades; the one of the file "
-                    f"given first counts, not of {name}"
+                    f"given first counts, not that of {name}"
                 )
             else:
                 problems.append(f"{row['student']}: there twice, with the same grade")

@@ -19,7 +19,7 @@ from nbformat import NotebookNode, v4
 from . import blocks
 from .source import Cell, Homework, Mutant, Problem, SourceError
 
-CELL_SECONDS = 120  # that a cell of a solution may take
+CELL_SECONDS = 600  # that a cell of a solution may take: a busy machine is slow
 
 CHECKING = """\
 *{points} in {questions}; about {minutes} minutes.*
@@ -27,7 +27,8 @@ CHECKING = """\
 Put your code where a cell says `raise NotImplementedError` or `# your code here`.
 Then run the check below it: it prints a line, or says what may be wrong.
 Checks are small; the grade comes from other inputs as well.
-Keep the lines that begin with `# @`: by them your answers are found."""
+Keep the lines that begin with `# @`: by them your answers are found.
+[How to do the homework](../book/homework_students.md) says more."""
 
 SOLVED = """\
 *{points} in {questions}; about {minutes} minutes.*
@@ -64,9 +65,7 @@ def solution(homework: Homework) -> NotebookNode:
 
 def with_mutant(homework: Homework, mutant: Mutant) -> NotebookNode:
     """The solution with one wrong answer."""
-    answers = [c for c in homework.cells if c.role == "answer"]
-    own = [cell for cell in answers if cell.question == mutant.question]
-    wrong = own[mutant.replaces - 1]
+    wrong = homework.answers(mutant.question)[mutant.replaces - 1]
     return _notebook(
         homework,
         homework.solution,
@@ -135,7 +134,10 @@ def _with_points(homework: Homework, cell: Cell, note: str) -> str:
             minutes=homework.minutes,
             name=homework.name,
         )
-        return f"{cell.source}\n\n{totals}"
+        title = cell.source
+        if note is SOLVED:  # the exercise has a page, too
+            title = title.replace("# Homework ", "# Solution of homework ", 1)
+        return f"{title}\n\n{totals}"
     first, *others = cell.source.split("\n")
     for question in homework.questions:
         if first.startswith(f"## Question {question.id[1:]}:"):
@@ -231,6 +233,8 @@ def _environment(folder: Path) -> dict[str, str]:
         "MPLCONFIGDIR": os.environ.get("MPLCONFIGDIR", str(folder / ".matplotlib")),
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         "TQDM_DISABLE": "1",
+        # The same outputs with a GPU and without one.
+        "CUDA_VISIBLE_DEVICES": "",
         "TRITON_INTERPRET": "1",
         "OMP_NUM_THREADS": "1",
     }

@@ -104,7 +104,7 @@ class Transcript:
         cells: by number, the cells that failed.
         notes: sentences for an instructor, without any text of the cells.
         unanswered: questions of the probes that no cell answers.
-        repeated: questions that several cells answer.
+        answers: how many cells answer each question.
         seconds: that it took.
         computed: seconds that its processes computed.
         starts: how many processes it took.
@@ -114,7 +114,7 @@ class Transcript:
     cells: dict[int, Outcome] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
-    repeated: list[str] = field(default_factory=list)
+    answers: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     computed: float = 0.0
     starts: int = 0
@@ -193,9 +193,9 @@ class _Run:
         last: dict[str, int] = {}
         for index, cell in enumerate(self._cells):
             for question in cell.questions if cell.role == "answer" else ():
-                if question in last and question not in self.transcript.repeated:
-                    self.transcript.repeated.append(question)
                 last[question] = index
+                before = self.transcript.answers.get(question, 0)
+                self.transcript.answers[question] = before + 1
         for question in dict.fromkeys(probe.question for probe in self._probes):
             if question not in last:
                 self.transcript.unanswered.append(question)

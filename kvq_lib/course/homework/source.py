@@ -78,12 +78,13 @@ class Cell:
     def role(self) -> str:
         """What the cell says; else "given" for code and "text" for Markdown."""
         plain = "text" if self.kind == "markdown" else "given"
-        return self.options.get("role", plain)
+        return str(self.options.get("role", plain))
 
     @property
     def question(self) -> str | None:
         """The id of its question: "q1"."""
-        return self.options.get("question")
+        found = self.options.get("question")
+        return None if found is None else str(found)
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,11 @@ class Homework:
     def solution(self) -> list[Cell]:
         """The cells of the solution: neither probes nor mutants."""
         return [c for c in self.cells if c.role not in ("hidden", "mutant")]
+
+    def answers(self, question: str) -> list[Cell]:
+        """The answer cells of a question."""
+        cells = [cell for cell in self.cells if cell.role == "answer"]
+        return [cell for cell in cells if cell.question == question]
 
     @property
     def exercise(self) -> list[Cell]:

@@ -1,0 +1,546 @@
+"""From a folder to grades: the command line, shards, lateness, merging."""
+
+import argparse
+import csv
+import datetime as dt
+import json
+import os
+import threading
+import time
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hostile import GIVEN, MEANS, SQUARE, answer, key, notebook
+
+from kvq_lib.course.homework import grade, grade_commands, late, merge, pipe, report
+from kvq_lib.course.homework.compare import same
+from kvq_lib.course.homework.magics import neutral
+from kvq_lib.course.homework.sandbox import Limits
+from kvq_lib.course.homework.submission import read
+from kvq_lib.errors import InvalidArgument, KVQError
+
+ROOT = Path(__file__).resolve().parents[1]
+RIGHT = json.dumps(notebook([GIVEN, SQUARE, MEANS]))
+HALF = json.dumps(notebook([GIVEN, answer("return 0"), MEANS]))
+
+
+class Course:
+    """A folder of submissions, a key, and `kvq homework` called on them."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.submissions = folder / "submissions"
+        self.submissions.mkdir()
+        self.key = folder / "hw90.json"
+        self.key.write_text(json.dumps(key()))
+
+    def hand_in(self, **files: str) -> None:
+        for name, text in files.items():
+            (self.submissions / f"{name}.ipynb").write_text(text)
+
+    def grade(self, *options, name: str = "grades") -> tuple[str, int]:
+        arguments = ["grade", "hw90", self.submissions, "--key", self.key]
+        arguments += ["--root", ROOT, *self.outputs(name), *options]
+        return self.run(*arguments)
+
+    def merge(self, *parts: str, name: str = "all") -> tuple[str, int]:
+        files = [self.folder / f"{part}.json" for part in parts]
+        return self.run("merge", *files, *self.outputs(name))
+
+    def run(self, *arguments) -> tuple[str, int]:
+        parser = argparse.ArgumentParser()
+        grade_commands.add(parser.add_subparsers())
+        options = parser.parse_args(list(map(str, arguments)))
+        return options.run(options)
+
+    def outputs(self, name: str) -> list:
+        csv_file, json_file = (
+            self.folder / f"{name}.{kind}" for kind in ("csv", "json")
+        )
+        return ["--out", csv_file, "--json", json_file]
+
+    def table(self, name: str = "grades") -> dict[str, dict]:
+        with (self.folder / f"{name}.csv").open(newline="") as file:
+            return {row["student"]: row for row in csv.DictReader(file)}
+
+
+@pytest.fixture
+def course(tmp_path):
+    return Course(tmp_path)
+
+
+@pytest.fixture
+def graded(monkeypatch):
+    """Files that are really graded; others are taken from an earlier run."""
+    names, real = [], grade.Grader._graded
+
+    def note(self, entry):
+        names.append(entry.student)
+        return real(self, entry)
+
+    monkeypatch.setattr(grade.Grader, "_graded", note)
+    return names
+
+
+# -- the command ---------------------------------------------------------------------
+
+
+def test_a_class_is_graded(course, graded):
+    course.hand_in(ann=RIGHT, bob=HALF, cyd="no notebook")
+    (course.folder / "class.csv").write_text("name,student\nA,ann\nB,bob\nD,dan\n")
+    options = ["--class", course.folder / "class.csv"]
+    options += ["--feedback", course.folder / "feedback"]
+    text, status = course.grade(*options)
+    assert status == 1
+    table = course.table()
+    got = {name: (row["status"], row["total"]) for name, row in table.items()}
+    assert got == {
+        "ann": ("ok", "5"),
+        "bob": ("ok", "3"),
+        "cyd": ("unreadable", "0"),
+        "dan": ("missing", "0"),
+    }
+    assert table["ann"]["sandbox"] == "bwrap" and table["ann"]["file"] == "ann.ipynb"
+    assert table["cyd"]["notes"].startswith("not in the class list; not JSON")
+    assert "4 students: 1 missing, 2 ok, 1 unreadable" in text
+    assert "  cyd: unreadable" in text
+    assert "50%  q1: square" in text and "100%  q2: means" in text
+    assert "percent of the points (median 80)" in text
+    feedback = course.folder / "feedback"
+    assert sorted(path.name for path in feedback.iterdir()) == [
+        "ann.md",
+        "bob.md",
+        "cyd.md",
+    ]
+    said = (feedback / "bob.md").read_text()
+    assert "# hw90: Squares" in said and "**3 of 5 points**" in said
+    assert "| q1: square | 0 of 2 | a value was wrong |" in said
+    assert "| q2: means \\| running | 3 of 3 | full marks |" in said
+    assert "could not be read" in (feedback / "cyd.md").read_text()
+    assert not (course.folder / "grades.json.part").exists()
+
+    # A second run grades what has changed and nothing else.
+    graded.clear()
+    course.hand_in(bob=RIGHT)
+    course.grade(*options)
+    assert graded == ["bob", "cyd"] and course.table()["bob"]["total"] == "5"
+    graded.clear()
+    course.grade(*options, "--restart")
+    assert graded == ["ann", "bob", "cyd"]
+    graded.clear()
+    course.grade(*options, "--memory", "1GiB")
+    assert graded == ["ann", "bob", "cyd"]
+
+
+def test_a_stopped_run_goes_on(course, graded, monkeypatch, capsys):
+    course.hand_in(ann=RIGHT, bob=RIGHT, cyd=RIGHT)
+    real = grade.Grader._graded
+
+    def stop(self, entry):
+        if entry.student == "cyd":
+            raise KeyboardInterrupt
+        return real(self, entry)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grade.Grader, "_graded", stop)
+        assert course.grade("--jobs", 1) == ("", 130)
+    assert "run it again" in capsys.readouterr().err
+    assert not (course.folder / "grades.csv").exists()
+    with (course.folder / "grades.json.part").open("a") as file:
+        file.write('{"student": "cyd", "fing')  # the computer went off
+    graded.clear()
+    assert course.grade()[1] == 0
+    assert graded == ["cyd"]
+    assert {row["total"] for row in course.table().values()} == {"5"}
+
+
+def test_an_interrupt_ends_what_runs(course):
+    """Ctrl-C does not wait for the time of a cell to pass."""
+    course.hand_in(ann=json.dumps(notebook([GIVEN, "time.sleep(600)"])))
+    timer = threading.Timer(3, pipe.interrupted.set)
+    timer.start()
+    began = time.monotonic()
+    entries = grade.find(course.submissions, "hw90").entries
+    from kvq_lib.course.homework.levels import choose
+
+    grader = grade.Grader(key(), choose("bwrap", ROOT), Limits(seconds=200))
+    try:
+        with pytest.raises(pipe.Interrupted):
+            grade.grade(entries, grader)
+    finally:
+        timer.cancel()
+        pipe.interrupted.clear()
+    assert time.monotonic() - began < 100
+
+
+def test_two_runs_do_not_write_one_file(course):
+    from kvq_lib.course.homework.journal import Journal
+
+    course.hand_in(ann=RIGHT)
+    with Journal(course.folder / "grades.json"):
+        with pytest.raises(InvalidArgument, match="another run"):
+            course.grade()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--jobs", "0"], "--jobs must be 1"),
+        (["--time", "0"], "--time must be"),
+        (["--time", "nan"], "--time must be"),
+        (["--memory", "1MiB"], "--memory must be"),
+        (["--memory", "much"], "memory"),
+        (["--late", "10%/day"], "--late needs --due"),
+        (["--due", "2026-03-01"], "no time zone"),
+        (["--key", "nothing.json"], "no key"),
+        (["--times", "nothing.csv"], "nothing.csv"),
+    ],
+)
+def test_bad_usage_is_told(course, options, message):
+    with pytest.raises(KVQError, match=message):
+        course.grade(*options)
+
+
+@pytest.mark.parametrize(
+    "change", [{"title": "other"}, {"hash": 1}, {"format": 2}, {"homework": "hw91"}]
+)
+def test_a_key_that_was_changed_is_refused(course, change):
+    course.key.write_text(json.dumps(key() | change))
+    with pytest.raises(InvalidArgument, match=r"hw90\.json"):
+        course.grade()
+
+
+def test_a_key_of_another_homework_is_refused(course):
+    arguments = ["grade", "hw91", course.submissions, "--key", course.key]
+    with pytest.raises(InvalidArgument, match="is the key of hw90"):
+        course.run(*arguments, *course.outputs("x"))
+    for arguments in (["../hw90", course.submissions], ["hw90", course.key]):
+        with pytest.raises(InvalidArgument, match=r"is no (homework|folder)"):
+            course.run("grade", *arguments, *course.outputs("x"))
+
+
+def test_files_of_the_instructor_are_no_submissions(course):
+    course.submissions.rmdir()
+    course.submissions = course.folder
+    (course.folder / "ann.ipynb").write_text(RIGHT)
+    (course.folder / "class.csv").write_text("student\nann\n")
+    for _ in range(2):  # the second time, there are grades, too
+        text, status = course.grade("--class", course.folder / "class.csv")
+        assert status == 0 and list(course.table()) == ["ann"]
+        assert "skipped" not in text
+
+
+# -- shards and merging --------------------------------------------------------------
+
+
+def test_shards_together_are_the_whole(course, capsys):
+    names = [f"s{n}" for n in range(12)]
+    course.hand_in(**dict.fromkeys(names, "no notebook"))
+    course.hand_in(s3=HALF)
+    (course.folder / "class.csv").write_text(
+        "student\n" + "\n".join([*names, "x", "y"])
+    )
+    options = ["--class", course.folder / "class.csv"]
+    course.grade(*options, name="whole")
+    for part in (1, 2, 3):
+        course.grade(*options, "--shard", f"{part}/3", name=f"part{part}")
+    sizes = [len(course.table(f"part{part}")) for part in (1, 2, 3)]
+    assert sum(sizes) == 14 and max(sizes) < 12
+    text, status = course.merge("part3", "part1", "part2")
+    assert course.table("all") == course.table("whole")
+    assert status == 1 and "2 students without a submission: x, y" in (
+        capsys.readouterr().err
+    )
+    assert "14 students" in text
+    course.merge("part1", "part3")
+    assert "shards are missing: 2/3" in capsys.readouterr().err
+
+
+def test_shards_do_not_depend_on_others():
+    names = [f"student {n}" for n in range(300)]
+    for count in (1, 2, 7):
+        of = [
+            [i for i in range(1, count + 1) if grade.in_shard(name, (i, count))]
+            for name in names
+        ]
+        assert all(len(found) == 1 for found in of)
+    # These never change, or a class that is half graded would be graded twice.
+    first = [name for name in "abcdef" if grade.in_shard(name, (1, 2))]
+    assert first == list("abcef")
+
+
+def document(*rows: tuple, **changes) -> dict:
+    """A small document: (student, points, fingerprint) a row."""
+    questions = grade.blank_questions(key())
+    made = []
+    for student, points, fingerprint in rows:
+        row = grade.missing(questions, student)
+        row |= {
+            "status": "ok",
+            "file": "x",
+            "final": points,
+            "fingerprint": fingerprint,
+        }
+        made.append(row)
+    found = {"format": 1, "homework": "hw90", "title": "t", "key": "k", "limits": {}}
+    found |= {"questions": questions, "late": None, "sandbox": "bwrap", "shard": None}
+    return found | {"class": None, "skipped": [], "rows": made} | changes
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"key": "other"}, "a and b: the keys differ"),
+        ({"limits": {"seconds": 1}}, "limits differ"),
+        ({"late": {}}, "lateness differ"),
+        ({"homework": "hw91"}, "not the same homework"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(change, message):
+    parts = [("a", document()), ("b", document(**change))]
+    with pytest.raises(InvalidArgument, match=message):
+        merge.merge(parts)
+
+
+def test_students_who_are_there_twice_are_told():
+    one = document(("ann", 3, "f"), ("bob", 4, "g"))
+    two = document(("ann", 5, "h"), ("bob", 4, "g"), sandbox="unshare")
+    merged, problems = merge.merge([("a", one), ("b", two)])
+    assert [row["final"] for row in merged["rows"]] == [3, 4]
+    assert problems == [
+        "ann: two grades; the one of the file given first counts, not that of b",
+        "bob: there twice, with the same grade",
+        "graded in different sandboxes: bwrap, unshare",
+    ]
+
+
+def test_files_that_hold_no_grades_are_refused(tmp_path):
+    for text in ("", "[]", "{}", '{"format": 2, "rows": [], "key": ""}'):
+        (tmp_path / "x.json").write_text(text)
+        with pytest.raises(InvalidArgument, match=r"x\.json"):
+            merge.load(tmp_path / "x.json")
+    with pytest.raises(InvalidArgument, match="No such file"):
+        merge.load(tmp_path / "y.json")
+
+
+# -- lateness ------------------------------------------------------------------------
+
+DUE = "2026-03-01T23:59+01:00"
+
+
+@pytest.mark.parametrize(
+    "rule, minutes, lost",
+    [
+        (None, 9999, "0"),
+        ("10%/day", 0, "0"),
+        ("10%/day", -5, "0"),
+        ("10%/day", 1, "10"),
+        ("10%/day", 1440, "10"),
+        ("10%/day", 1441, "20"),
+        ("10% per day, at most 50%", 99999, "50"),
+        ("12.5%/hour", 61, "25.0"),
+        ("60%/day", 3000, "100"),
+        ("10%/day, at most 50%, 15 min grace", 15, "0"),
+        ("10%/day, at most 50%, grace 15 minutes", 16, "10"),
+        ("5 % / hour, 1 hour grace", 61, "10"),
+    ],
+)
+def test_what_lateness_costs(rule, minutes, lost):
+    policy = late.policy(DUE, rule)
+    _, found = policy.lost(policy.due + dt.timedelta(minutes=minutes))
+    assert found == Decimal(lost)
+
+
+@pytest.mark.parametrize(
+    "rule", ["10", "ten%/day", "10%/year", "at most 50%", "10%/day; x", "110%/day", ""]
+)
+def test_unclear_rules_are_refused(rule):
+    with pytest.raises(InvalidArgument, match="unclear"):
+        late.policy(DUE, rule)
+
+
+def test_times_have_zones():
+    same_moment = {
+        late.moment(text, "x").astimezone(dt.UTC)
+        for text in (
+            "2026-03-01 23:59 Europe/Berlin",
+            "2026-03-01T22:59Z",
+            "2026-03-01 22:59 Z",
+            "2026-03-01 22:59 UTC",
+            "2026-03-01T23:59:00+01:00",
+        )
+    }
+    assert same_moment == {dt.datetime(2026, 3, 1, 22, 59, tzinfo=dt.UTC)}
+    summer = late.moment("2026-07-01 12:00 Europe/Berlin", "x")
+    assert summer.utcoffset() == dt.timedelta(hours=2)
+    for text in ("2026-03-01", "2026-03-01 23:59", "soon", "2026-03-01 23:59 Europe/X"):
+        with pytest.raises(InvalidArgument, match="due: "):
+            late.moment(text, "due")
+
+
+def test_late_submissions_lose_points_exactly(course):
+    course.hand_in(ann=RIGHT, bob=RIGHT, cyd=RIGHT, dan=RIGHT)
+    (course.folder / "times.csv").write_text(
+        "student,time\nann,2026-03-01T23:59+01:00\nbob,2026-03-02T00:00+01:00\n"
+        "cyd,2026-03-09 12:00 Europe/Berlin\n"
+    )
+    rule = ["--due", DUE, "--late", "3.3%/day, at most 20%"]
+    text, _ = course.grade(*rule, "--times", course.folder / "times.csv")
+    totals = {name: row["total"] for name, row in course.table().items()}
+    assert totals == {"ann": "5", "bob": "4.835", "cyd": "4", "dan": "5"}
+    notes = {name: row["notes"] for name, row in course.table().items()}
+    assert notes["ann"] == ""
+    assert notes["bob"] == "60 seconds late, 3.3% lost, 5 points before it".replace(
+        "60 seconds", "1.0 minutes"
+    )
+    assert notes["dan"] == "no time is known: counted as in time"
+    assert "dan: ok: no time is known" in text
+
+    # Without a list, the times of the files count; nothing is graded again.
+    os.utime(course.submissions / "ann.ipynb", (0, 0))
+    at = late.moment(DUE, "").timestamp() + 86401
+    os.utime(course.submissions / "bob.ipynb", (at, at))
+    course.grade(*rule, "--feedback", course.folder / "feedback")
+    assert [course.table()[name]["total"] for name in ("ann", "bob")] == ["5", "4.67"]
+    said = (course.folder / "feedback" / "bob.md").read_text()
+    assert "**4.67 of 5 points**" in said
+    assert "Handed in 1.0 days late: 6.6% of 5 points lost." in said
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("time\n1", "no column 'student'"),
+        ("student,time\nann,2026-03-01", "line 2.*no time zone"),
+        ("student,time\nann,2026-03-01T00:00Z\nann,2026-03-01T00:00Z", "line 3.*twice"),
+    ],
+)
+def test_bad_lists_of_times_are_refused(tmp_path, text, message):
+    (tmp_path / "times.csv").write_text(text)
+    with pytest.raises(InvalidArgument, match=message):
+        late.times(tmp_path / "times.csv")
+
+
+def test_points_are_printed_as_they_are():
+    cases = {"7.50": "7.5", "10": "10", "0.0": "0", "100": "100", "1E+1": "10"}
+    for number, text in cases.items():
+        assert report.plain(Decimal(number)) == text
+    assert report.decimal(0.1) + report.decimal(0.2) == report.decimal(0.3)
+
+
+# -- comparing, magics, marks --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "got, expected, rtol, atol, agree",
+    [
+        (1, 1.0, 0, 0, True),
+        (1, True, 0, 0, False),
+        (True, 1, 0, 0, False),
+        (True, True, 0, 0, True),
+        ("1", 1, 0, 0, False),
+        (None, 0, 0, 0, False),
+        (None, None, 0, 0, True),
+        (1.0099, 1, 0.01, 0, True),
+        (1.0101, 1, 0.01, 0, False),
+        (-1.01, 1, 0.01, 0, False),
+        (0.001, 0, 0.01, 0, False),
+        (0.001, 0, 0, 0.001, True),
+        (2**60 + 1, 2**60, 0, 0, False),
+        (2**60 + 1, float(2**60), 0, 0, False),
+        (10**400, 1.0, 1e-6, 0, False),
+        (10**400, 10**400 + 1, 1e-6, 0, False),
+        (float("nan"), 1.0, 1e9, 1e9, False),
+        (float("nan"), float("nan"), 0, 0, True),
+        (float("inf"), 1e308, 1, 1, False),
+        (float("inf"), float("inf"), 0, 0, True),
+        (float("-inf"), float("inf"), 1, 1, False),
+        ([1, [2]], [1, [2.0]], 0, 0, True),
+        ([1, 2], [1], 0, 0, False),
+        ([], [1], 0, 0, False),
+        ({"a": 1}, {"a": 1.0}, 0, 0, True),
+        ({"a": 1, "b": 2}, {"a": 1}, 0, 0, False),
+        ([1], {"0": 1}, 0, 0, False),
+        ({"a": 1}, ["a"], 0, 0, False),
+    ],
+)
+def test_values_are_compared(got, expected, rtol, atol, agree):
+    assert same(got, expected, rtol, atol) is agree
+
+
+def test_deep_values_are_compared_without_recursion():
+    deep, other = 1, 2
+    for _ in range(10**4):
+        deep, other = [deep], [other]
+    assert same(deep, deep) and not same(deep, other)
+    while isinstance(deep, list):  # Python itself takes them apart by recursion
+        deep = deep.pop()
+
+
+@pytest.mark.parametrize(
+    "code, expected, taken",
+    [
+        ("x = 1\ny = x % 2", None, 0),
+        ("%time x = 1\ny", "pass  # a magic\ny", 1),
+        ("if x:\n    !ls (", "if x:\n    pass  # a magic", 1),
+        ("x = (a\n% b)", None, 0),
+        ("x = a \\\n% b", None, 0),
+        ("x = '''\n%time\n'''\n%who", "x = '''\n%time\n'''\npass  # a magic", 1),
+        ("x = 'it''s' # '''\n%who", "x = 'it''s' # '''\npass  # a magic", 1),
+        ('x = "a\\"["\n!ls', 'x = "a\\"["\npass  # a magic', 1),
+        ("!echo it's (\nx = 1\n!b", "pass  # a magic\nx = 1\npass  # a magic", 2),
+        ("!a \\\n b\nx", "pass  # a magic\n\nx", 1),
+        ("files = !ls", "pass  # a magic", 1),
+        ("x = %timeit -o f()", "pass  # a magic", 1),
+        ("x != y", None, 0),
+        ("square?", "pass  # a magic", 1),
+        ("?square", "pass  # a magic", 1),
+        ("'what?'", None, 0),
+        ("\n%%time\nx = 1", "\n# a cell magic stood here\nx = 1", 1),
+        ("%%bash\nls", "# %%bash\n# ls", 1),
+        ("", "", 0),
+        ("\r\n%time\r\nx", "\npass  # a magic\nx", 1),
+    ],
+)
+def test_magics_are_taken_out(code, expected, taken):
+    assert neutral(code) == (code if expected is None else expected, taken)
+
+
+@pytest.mark.parametrize("text", [" " * 10**6, "a" * 10**6, "%" * 10**6, "'" * 10**6])
+def test_long_lines_take_no_time(text):
+    began = time.process_time()
+    neutral(text)
+    neutral(text + "\n!")
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    "source, role, questions",
+    [
+        ("# @answer q1", "answer", ("q1",)),
+        ("#@Answer  Q2\nx", "answer", ("q2",)),
+        ("%%time\n# @answer q1", "answer", ("q1",)),
+        ("x = 1\n    # @check q3 please", "check", ("q3",)),
+        ("# @check q1\n# @answer q1", "answer", ("q1",)),
+        ("# @answer q1\n# @answer q2\n# @answer q1", "answer", ("q1", "q2")),
+        ("x = '# @answer q1'", "given", ()),
+        ("# @answered q1", "given", ()),
+        ("# @answer 1", "given", ()),
+    ],
+)
+def test_marks_say_what_a_cell_is(tmp_path, source, role, questions):
+    path = tmp_path / "x.ipynb"
+    path.write_text(json.dumps(notebook([source])))
+    (cell,) = read(path).cells
+    assert (cell.role, cell.questions, cell.number) == (role, questions, 2)
+
+
+def test_marks_come_before_metadata(tmp_path):
+    made = notebook(["# @answer q1", "x = 1"])
+    for cell in made["cells"]:
+        cell["metadata"] = {"kvq": {"role": "check", "question": "q2"}}
+    (tmp_path / "x.ipynb").write_text(json.dumps(made))
+    one, two = read(tmp_path / "x.ipynb").cells
+    assert (one.role, one.questions) == ("answer", ("q1",))
+    assert (two.role, two.questions) == ("check", ("q2",))
