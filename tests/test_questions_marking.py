@@ -115,7 +115,7 @@ def test_answers_earn_what_the_rule_says(question):
 def test_numbers_earn_a_point_if_they_are_near(question):
     shown = question.shown
     assert mark(question, shown) == 1, f"what is shown, {shown}, is marked as wrong"
-    width = max(question.tolerance, marking.SLACK) * abs(question.answer)
+    width = marking.width(question.answer, question.tolerance)
     for sign in (-1, 1):
         assert mark(question, repr(question.answer + sign * 0.99 * width)) == 1
         assert mark(question, repr(question.answer + sign * 1.01 * width)) == (

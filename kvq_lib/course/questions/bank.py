@@ -49,6 +49,10 @@ class BankError(InvalidArgument):
         super().__init__("\n".join([f"{title}:", *self.problems]))
 
 
+class NoBank(InvalidArgument):
+    """There is no question: the library was installed without its repository."""
+
+
 @dataclass(frozen=True)
 class Section:
     """A place in the book.
@@ -185,12 +189,12 @@ def load(folder: Path | None = None, root: Path = ROOT) -> tuple[Question, ...]:
 
     Raises:
         BankError: something is wrong; the message lists everything that is.
-        InvalidArgument: there is no such folder, or no question in it.
+        NoBank: there is no such folder, or no file of questions in it.
     """
     folder = root / FOLDER if folder is None else folder
     files = sorted(folder.glob("*.yml"))
     if not files:
-        raise InvalidArgument(
+        raise NoBank(
             f"no questions in {folder}: they come with the repository, so run this "
             "in a copy of it"
         )

@@ -72,7 +72,7 @@ def _answer(question: Question) -> str:
             f"<li>{escaping.escape(m.shown)}: {text.line(m.why)}</li>"
             for m in question.mistakes
         )
-        near = f"within {question.tolerance:.3g}" if question.tolerance else "exactly"
+        near = f"±{question.tolerance:.1%}" if question.tolerance else "exactly"
         return (
             f'<p class="right" data-answer="{question.answer!r}" '
             f'data-tolerance="{question.tolerance!r}">{escaping.escape(question.shown)}'

@@ -45,7 +45,7 @@ function kvqReadNumber(typed, unit = "") {
 }
 
 function kvqNear(given, wanted, tolerance) {
-  return Math.abs(given - wanted) <= Math.max(tolerance, KVQ_SLACK) * Math.abs(wanted);
+  return Math.abs(given - wanted) <= (tolerance + KVQ_SLACK) * Math.abs(wanted);
 }
 
 // The known mistake that a wrong number comes from, or null.

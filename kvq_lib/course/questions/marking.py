@@ -73,9 +73,14 @@ def read_number(typed: str, unit: str = "") -> float | None:
     return value if math.isfinite(value) else None
 
 
+def width(wanted: float, tolerance: float) -> float:
+    """How far a number may be from another that it should be."""
+    return (tolerance + SLACK) * abs(wanted)
+
+
 def near(given: float, wanted: float, tolerance: float) -> bool:
     """Whether a number is within a relative tolerance of another."""
-    return abs(given - wanted) <= max(tolerance, SLACK) * abs(wanted)
+    return abs(given - wanted) <= width(wanted, tolerance)
 
 
 def mistake(question: Question, given: float) -> Mistake | None:

@@ -62,7 +62,7 @@ class Quiz:
 def quiz(page: str) -> Quiz | None:
     """The quiz of a chapter, for the end of a cell.
 
-    Where a package is missing, a line says which one, and the chapter goes on.
+    Where a package or the bank is missing, a line says so, and the chapter goes on.
 
     Args:
         page: the chapter as `_toc.yml` calls it, "book/02_memory_bottleneck".
@@ -77,7 +77,9 @@ def quiz(page: str) -> Quiz | None:
         return Quiz(page, chosen(bank.of_chapter(bank.load(), page)))
     except ModuleNotFoundError as missing:
         print(f"The quiz needs a package: pip install {missing.name}")
-        return None
+    except bank.NoBank as missing:
+        print(f"There is no quiz here: {missing}")
+    return None
 
 
 def chosen(questions: Iterable) -> list:
@@ -151,10 +153,10 @@ def entry(question) -> dict:
 
 def _range(question, value: float, right: bool, feedback: str) -> dict:
     """The numbers near enough to one; jupyterquiz leaves the upper end out."""
-    from .marking import SLACK
+    from .marking import width
 
-    width = max(question.tolerance, SLACK) * abs(value)
-    ends = [value - width, math.nextafter(value + width, math.inf)]
+    far = width(value, question.tolerance)
+    ends = [value - far, math.nextafter(value + far, math.inf)]
     answer = {"type": "range", "range": ends, "correct": right}
     return answer | {"feedback": _safe(feedback)}
 
