@@ -190,7 +190,8 @@ def test_torch_is_as_in_a_fresh_process(box):
         _KERNEL,
     ]
     probe = (
-        "import kvq_lib as kvq\nout = torch.empty(5)\ndouble[(1,)](torch.arange(5.0), out, 5, BLOCK=8)\n"
+        "import kvq_lib as kvq\nout = torch.empty(5)\n"
+        "double[(1,)](torch.arange(5.0), out, 5, BLOCK=8)\n"
         "x = torch.ones(2, requires_grad=True)\n(x * x).sum().backward()\n"
         "[out, str(torch.ones(1).dtype), torch.rand(2), x.grad,\n"
         " torch.ones(2, dtype=torch.bfloat16), torch.tensor(3), torch.Size([2, 3]),\n"
