@@ -365,6 +365,16 @@ def test_what_outputs_depend_on_changes_the_execution_key(tiny, path):
     assert site.execution_key(tiny) != before
 
 
+def test_the_grader_changes_no_chapter(tiny):
+    before = site.execution_key(tiny)
+    path = tiny / "kvq_lib" / "course" / "homework" / "grade.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("changed")
+    assert site.execution_key(tiny) == before
+    chapters = (site.ROOT / "book").glob("*.ipynb")
+    assert not any("course.homework" in p.read_text(encoding="utf-8") for p in chapters)
+
+
 def test_prose_and_configuration_make_only_the_site_stale(tiny):
     execution, whole = site.execution_key(tiny), site.site_key(tiny)
     for name in ("_config.yml", "_toc.yml", "book/page.md"):

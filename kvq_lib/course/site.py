@@ -42,8 +42,9 @@ LOG_TAIL = 40  # lines of a notebook's traceback to print
 # Parts of _toc.yml that an edition leaves out.
 EDITIONS = {"full": (), "course": ("Solutions",)}
 
-# Files of the library that decide what a chapter shows.
+# Files of the library that decide what a chapter shows, and a folder that does not.
 LIBRARY = (".py", ".js", ".css", ".html")
+APART = "kvq_lib/course/homework/"
 
 # Attributes through which a page loads a file; a link that a reader follows is none.
 LOADING_ATTRIBUTES = {
@@ -104,8 +105,9 @@ def environment() -> dict[str, dict]:
 
 def execution_key(root: Path = ROOT) -> str:
     """What the output of a chapter depends on besides the chapter itself."""
+    code = (p for end in LIBRARY for p in root.glob(f"kvq_lib/**/*{end}"))
     files = [
-        *(p for end in LIBRARY for p in root.glob(f"kvq_lib/**/*{end}")),
+        *(p for p in code if not p.relative_to(root).as_posix().startswith(APART)),
         *root.glob("requirements*.txt"),
         *root.glob("book/results/*.json"),
         *root.glob("book/questions/*.yml"),

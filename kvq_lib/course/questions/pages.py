@@ -51,6 +51,12 @@ class Interview(SphinxDirective):
         return [interview()]
 
 
+def want_formulas(app: Sphinx, doctree: nodes.document) -> None:
+    """Have MathJax loaded by a page whose only formulas are those of its questions."""
+    if next(doctree.findall(interview), None) is not None:
+        app.env.get_domain("math").data["has_equations"][app.env.docname] = True
+
+
 class Place(SphinxPostTransform):
     """Put the interview in its place."""
 
@@ -94,5 +100,6 @@ def setup(app: Sphinx) -> dict:
     app.add_post_transform(Place)
     app.connect("builder-inited", check)
     app.connect("source-read", write_sheet)
+    app.connect("doctree-read", want_formulas)
     app.connect("build-finished", write_deck)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
