@@ -260,12 +260,14 @@ def test_each_chapter_of_the_site_has_its_quiz_under_its_questions(page):
 
 
 @pytest.mark.browser
-def test_a_quiz_on_the_site_sets_its_formulas_and_its_answers(open_page):  # noqa: F811
-    opened = open_page("book/02_memory_bottleneck.html", 375)
+@pytest.mark.parametrize("page", balance.chapters())
+def test_a_quiz_on_the_site_sets_its_formulas_and_its_answers(open_page, page):  # noqa: F811
+    opened = open_page(f"{page}.html", 375)
     box = opened.locator(".kvqz")
     assert 5 <= box.locator(".Quiz").count() <= 8
     for question in box.locator(".Quiz").all():
         question.get_by_role("button").first.click()
+    # Also where the formulas of the quiz are the only ones of the page.
     opened.wait_for_function("window.MathJax?.startup?.promise")
     opened.evaluate("async () => { await MathJax.startup.promise; }")
     raw = box.locator(".math").evaluate_all(

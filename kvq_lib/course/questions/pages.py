@@ -19,6 +19,7 @@ from . import bank, deck, mock, sheet
 logger = logging.getLogger(__name__)
 SHEET = "```{question-sheet}\n```\n"
 DECK = Path("book") / "kvq.apkg"
+QUIZ = '<div class="kvqz"'  # how the output of a quiz begins
 
 
 class interview(nodes.General, nodes.Element):
@@ -53,7 +54,9 @@ class Interview(SphinxDirective):
 
 def want_formulas(app: Sphinx, doctree: nodes.document) -> None:
     """Have MathJax loaded by a page whose only formulas are those of its questions."""
-    if next(doctree.findall(interview), None) is not None:
+    found = [*doctree.findall(interview)]
+    found += [raw for raw in doctree.findall(nodes.raw) if QUIZ in raw.astext()]
+    if found:
         app.env.get_domain("math").data["has_equations"][app.env.docname] = True
 
 
