@@ -61,6 +61,8 @@ def test_a_quiz_counts_partly_right_picks(show):  # noqa: F811
     assert choose(0) == "✓ Each token adds keys and values. [1/2]"
     assert choose(0).endswith("[1/2]")
     assert choose(1) == "✓ Each sequence has a cache of its own. [2/2]"
+    shown = box.get_by_role("button", name="Weights in 8 bits")
+    assert "a[0](b) and $x$, if" in shown.inner_text() and not box.locator("a").count()
     assert choose(2).startswith("✗ That changes") and "[0/2]" in status.inner_text()
     assert box.locator("[aria-pressed=true]").count() == 1  # begins anew
     assert choose(1).endswith("[1/2]") and choose(0).endswith("[2/2]")
@@ -121,6 +123,7 @@ def test_a_quiz_needs_no_mouse(show):  # noqa: F811
         if found is None or found[0] in reached:
             break
         reached[found[0]] = found[1]
+        page.keyboard.type("7")  # into a field, where there is one
         page.keyboard.press("Space")
         page.keyboard.press("Enter")
         # Nothing takes the focus away.
