@@ -36,8 +36,9 @@ def answers(question: bank.Question) -> list:
     """Right, wrong and partly right answers, and none."""
     if question.kind == "numeric":
         width = question.tolerance * abs(question.answer)
-        near = [question.answer + sign * width * 0.9 for sign in (-1, 1)]
-        far = [question.answer + sign * (1.1 * width + 1e-6) for sign in (-1, 1)]
+        least = 1e-7 * abs(question.answer) + 1e-9
+        near = [question.answer + sign * width * 0.999 for sign in (-1, 1)]
+        far = [question.answer + sign * (1.001 * width + least) for sign in (-1, 1)]
         wrong = [known.value for known in question.mistakes]
         texts = [way for value in [question.answer] for way in typed(value)]
         return [*texts, *map(repr, [*near, *far, *wrong]), "", "nothing", "1,5", None]

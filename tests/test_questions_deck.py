@@ -147,7 +147,7 @@ sphinx:
       sphinx_book_theme, sphinxcontrib.bibtex, kvq_lib.course.questions.pages]
 """
 PAGES = {
-    "book/mock_interview.md": "# Mock\n\n$x$\n\n```{mock-interview}\n```\n",
+    "book/mock_interview.md": "# Mock\n\n```{mock-interview}\n```\n",
     "book/question_sheet.md": "# Sheet\n\n```{question-sheet}\n```\n",
     "book/end.md": "# End\n\n```{bibliography}\n```\n",
 }
@@ -186,6 +186,7 @@ def test_a_book_has_interview_sheet_and_deck(tiny):
     page = (html / "mock_interview.html").read_text(encoding="utf-8")
     links = set(re.findall(r'"href": "(02_memory_bottleneck\.html#[^"]+)"', page))
     chapter = (html / "02_memory_bottleneck.html").read_text(encoding="utf-8")
+    assert "mathjax.js" in page, "formulas of questions would stay as they are"
     assert "02_memory_bottleneck.html#count-the-tensors" in links
     assert all(f'id="{link.split("#")[1]}"' in chapter for link in links)
     assert all(f'"id": "{question.id}"' in page for question in sample())

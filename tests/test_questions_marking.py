@@ -66,6 +66,7 @@ READ = [
     ("Infinity", "", None),
     ("0x10", "", None),
     ("9" * 70, "", None),
+    ("1" + " of them" * 8, "", None),
 ]
 
 

@@ -114,7 +114,7 @@ def test_an_interview_from_start_to_review(show):  # noqa: F811
     said = reviewed(page, "memory-what-grows").inner_text()
     assert "✓ right, your choice: A longer context" in said
     assert "✓ right: More sequences at once. Each sequence has a cache" in said
-    assert "a[0] and $x$, if" in said and "changes the weights alone" in said
+    assert "a[0](b) and $x$, if" in said and "changes the weights alone" in said
     wrong = reviewed(page, "memory-pages-exact").inner_text()
     assert (
         "✗ You answered 62. The rest of eight tokens" in wrong and "Right: 63" in wrong

@@ -19,6 +19,7 @@ from . import bank, deck, mock, sheet
 logger = logging.getLogger(__name__)
 SHEET = "```{question-sheet}\n```\n"
 DECK = Path("book") / "kvq.apkg"
+QUIZ = '<div class="kvqz"'  # how the output of a quiz begins
 
 
 class interview(nodes.General, nodes.Element):
@@ -49,6 +50,14 @@ class Interview(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         return [interview()]
+
+
+def want_formulas(app: Sphinx, doctree: nodes.document) -> None:
+    """Have MathJax loaded by a page whose only formulas are those of its questions."""
+    found = [*doctree.findall(interview)]
+    found += [raw for raw in doctree.findall(nodes.raw) if QUIZ in raw.astext()]
+    if found:
+        app.env.get_domain("math").data["has_equations"][app.env.docname] = True
 
 
 class Place(SphinxPostTransform):
@@ -94,5 +103,6 @@ def setup(app: Sphinx) -> dict:
     app.add_post_transform(Place)
     app.connect("builder-inited", check)
     app.connect("source-read", write_sheet)
+    app.connect("doctree-read", want_formulas)
     app.connect("build-finished", write_deck)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
