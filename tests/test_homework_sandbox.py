@@ -181,6 +181,21 @@ def test_disks_are_small(box):
     assert asked(box, code, limits=limits).value == [28, 28, 28, 0]
 
 
+@pytest.mark.parametrize("kernel_counts", [True, False])
+def test_processes_are_counted(box, kernel_counts):
+    """By the kernel, and where it cannot count those of a sandbox, by the grader."""
+    bounded = Sandbox(box.level, box.library, count_processes=kernel_counts)
+    code = (
+        "import os, time\nfor n in range(99):\n"
+        "    if not os.fork():\n        time.sleep(30)\n        os._exit(0)\n"
+        "time.sleep(30)\n[n]"
+    )
+    found = asked(bounded, code, limits=Limits(processes=20))
+    error = "BlockingIOError" if kernel_counts else ""
+    kind = "raised" if kernel_counts else "processes"
+    assert (found.failure, found.error) == (kind, error)
+
+
 def test_only_the_runners_own_processes_are_seen(box):
     code = "import os\nsorted(map(int, filter(str.isdigit, os.listdir('/proc'))))"
     assert asked(box, code).value == [1, 2]
