@@ -133,6 +133,16 @@ def test_a_class_is_graded(course, graded):
     assert graded == ["ann", "bob", "cyd"]
 
 
+def test_accents_are_the_same_however_they_are_written(course):
+    one, two = "Zoe\u0308", "Zo\u00eb"
+    course.hand_in(**{one: "no notebook"})
+    (course.folder / "class.csv").write_text(f"student\n{one}\n")
+    course.grade("--class", course.folder / "class.csv")
+    assert [(n, row["status"]) for n, row in course.table().items()] == [
+        (two, "unreadable")
+    ]
+
+
 def test_a_stopped_run_goes_on(course, graded, monkeypatch, capsys):
     course.hand_in(ann=RIGHT, bob=RIGHT, cyd=RIGHT)
     real = grade.Grader._graded
