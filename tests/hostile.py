@@ -234,7 +234,11 @@ CODE = {
         "else: 1 / 0\nlibc = ctypes.CDLL(None)\n"
         "assert libc.shmget(0, 10**9, 0o1600) == -1"
     ),
-    "fork bomb": spoiled("while True:\n    try: os.fork()\n    except OSError: pass"),
+    # Two thousand processes, where nothing stops it: enough to see, not to be felt.
+    "fork bomb": spoiled(
+        "for n in range(11):\n    try: os.fork()\n    except OSError: pass\n"
+        "while True: time.sleep(0.01)"
+    ),
     "thread bomb": spoiled(
         "import threading\nwhile True:\n"
         "    threading.Thread(target=time.sleep, args=(99,)).start()",
@@ -255,7 +259,9 @@ CODE = {
     "large file": spoiled(
         "with open('x', 'wb') as f: f.truncate(10**12)", note="OSError", q1=2
     ),
-    "many files": spoiled("n = 0\nwhile True: n += 1; open(str(n), 'w').close()"),
+    "many files": spoiled(
+        "n = 0\nwhile True: n += 1; open(str(n), 'w').close()", note="too many files"
+    ),
     "more limits": survived(
         "import resource\nfor kind in (resource.RLIMIT_DATA, resource.RLIMIT_NPROC):\n"
         "    try: resource.setrlimit(kind, (-1, -1))\n    except ValueError: pass\n"

@@ -15,6 +15,8 @@ from hostile import GIVEN, MEANS, SQUARE, answer, key, notebook
 
 from kvq_lib.course.homework import grade, grade_commands, late, merge, pipe, report
 from kvq_lib.course.homework.compare import same
+from kvq_lib.course.homework.journal import Journal
+from kvq_lib.course.homework.levels import choose
 from kvq_lib.course.homework.magics import neutral
 from kvq_lib.course.homework.sandbox import Limits
 from kvq_lib.course.homework.submission import read
@@ -133,6 +135,16 @@ def test_a_class_is_graded(course, graded):
     assert graded == ["ann", "bob", "cyd"]
 
 
+def test_accents_are_the_same_however_they_are_written(course):
+    one, two = "Zoe\u0308", "Zo\u00eb"
+    course.hand_in(**{one: "no notebook"})
+    (course.folder / "class.csv").write_text(f"student\n{one}\n")
+    course.grade("--class", course.folder / "class.csv")
+    assert [(n, row["status"]) for n, row in course.table().items()] == [
+        (two, "unreadable")
+    ]
+
+
 def test_a_stopped_run_goes_on(course, graded, monkeypatch, capsys):
     course.hand_in(ann=RIGHT, bob=RIGHT, cyd=RIGHT)
     real = grade.Grader._graded
@@ -155,6 +167,17 @@ def test_a_stopped_run_goes_on(course, graded, monkeypatch, capsys):
     assert {row["total"] for row in course.table().values()} == {"5"}
 
 
+def test_a_line_that_was_cut_off_costs_no_other(tmp_path):
+    path = tmp_path / "grades.json"
+    (tmp_path / "grades.json.part").write_text('{"student": "ann"}\n{"student": "bo')
+    with Journal(path) as journal:
+        journal.keep({"student": "cyd"})
+    with Journal(path) as journal:
+        assert [row["student"] for row in journal.known()] == ["ann", "cyd"]
+        journal.forget()
+        assert journal.known() == []
+
+
 def test_an_interrupt_ends_what_runs(course):
     """Ctrl-C does not wait for the time of a cell to pass."""
     course.hand_in(ann=json.dumps(notebook([GIVEN, "time.sleep(600)"])))
@@ -162,8 +185,6 @@ def test_an_interrupt_ends_what_runs(course):
     timer.start()
     began = time.monotonic()
     entries = grade.find(course.submissions, "hw90").entries
-    from kvq_lib.course.homework.levels import choose
-
     grader = grade.Grader(key(), choose("bwrap", ROOT), Limits(seconds=200))
     try:
         with pytest.raises(pipe.Interrupted):
@@ -175,8 +196,6 @@ def test_an_interrupt_ends_what_runs(course):
 
 
 def test_two_runs_do_not_write_one_file(course):
-    from kvq_lib.course.homework.journal import Journal
-
     course.hand_in(ann=RIGHT)
     with Journal(course.folder / "grades.json"):
         with pytest.raises(InvalidArgument, match="another run"):

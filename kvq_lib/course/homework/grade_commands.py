@@ -24,8 +24,8 @@ _GRADE_MORE = """\
 sandboxes, the strongest first:
   bwrap    bubblewrap: own processes, network and files
   unshare  the same by unshare and chroot; needs root
-  limits   resource limits alone: network, files and detached children stay open, so
-           that it wants --allow-weak
+  limits   resource limits alone: files of this machine and detached children stay
+           open, so that it wants --allow-weak
 
 status of a row: ok; partial (some cell could not be run to its end, or a question has
 no answer cell); unreadable; missing (in --class alone); grader-error.

@@ -51,8 +51,8 @@ def choose(
     for name in LEVELS if level == "auto" else (level,):
         if name == "limits" and not allow_weak:
             reasons.append(
-                "limits: files, network and detached children stay open; take it with "
-                "--allow-weak if you trust the submissions"
+                "limits: files of this machine and detached children stay open; take "
+                "it with --allow-weak if you trust the submissions"
             )
             continue
         for changes in _variants(name):
