@@ -199,7 +199,7 @@ def test_a_reload_goes_on_where_the_reader_was(show, kind):  # noqa: F811
     page.clock.fast_forward(60_000)
     page.reload()
     assert current(page) == second
-    assert re.fullmatch(r"Question 2 of \d", shown(page, "count"))
+    assert shown(page, "count").startswith("Question 2 of ")
     assert shown(page, "timer") == "4:00"
     page.locator("[data-do=previous]").click()
     if kind == "numbers":
