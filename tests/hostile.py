@@ -257,7 +257,9 @@ CODE = {
     "large file": spoiled(
         "with open('x', 'wb') as f: f.truncate(10**12)", note="OSError", q1=2
     ),
-    "many files": spoiled("n = 0\nwhile True: n += 1; open(str(n), 'w').close()"),
+    "many files": spoiled(
+        "n = 0\nwhile True: n += 1; open(str(n), 'w').close()", note="too many files"
+    ),
     "more limits": survived(
         "import resource\nfor kind in (resource.RLIMIT_DATA, resource.RLIMIT_NPROC):\n"
         "    try: resource.setrlimit(kind, (-1, -1))\n    except ValueError: pass\n"

@@ -61,6 +61,15 @@ ATTACKS = {
         "             if 'request' in f.f_locals)\n"
         '    tell(b\'{"n":%d,"value":true}\\n\' % n)\n    time.sleep(60)',
     ),
+    "a reply with a wrong number": spoiled(
+        f'{_PIPES}tell(b\'{{"n":1,"ok":true}}\\n\')', note="disturbed the grader"
+    ),
+    "more than one reply": spoiled(
+        f"{_PIPES}{_FRAMES}n = next(f.f_locals['request']['n'] for f in frames()\n"
+        "         if 'request' in f.f_locals)\n"
+        'tell(b\'{"n":%d,"ok":true}\\n{}\\n\' % n)',
+        note="disturbed the grader",
+    ),
     "noise on every pipe": spoiled(f"{_PIPES}tell(b'{SECRET}' * 9 + b'\\n')"),
     "endless reply": spoiled(f"{_PIPES}while True: tell(b'x' * 4096)"),
     "deep reply": spoiled(f"{_PIPES}tell(b'[' * 40000 + b'\\n')"),

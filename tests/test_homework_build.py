@@ -210,11 +210,12 @@ def test_a_cell_that_does_not_end_is_told(homework, monkeypatch):
         run(endless)
 
 
+SLOW = "import time\n\nprint(1, flush=True)\ntime.sleep(0.5)\nprint(2)"
+
+
 def test_pictures_are_dropped_and_their_text_stays(homework):
     draw = "import matplotlib.pyplot as plt\n\nfig, ax = plt.subplots()\nplt.show()\n"
-    notebook = run(
-        homework(("import math", f"import math\n\n{draw}print(1)\nprint(2)"))
-    )
+    notebook = run(homework(("import math", f"import math\n\n{draw}{SLOW}")))
     text = nbformat.writes(notebook)
     assert "image/png" not in text
     picture, printed = notebook.cells[1].outputs
@@ -225,9 +226,11 @@ def test_pictures_are_dropped_and_their_text_stays(homework):
 def test_user_settings_do_not_reach_solutions(homework, tmp_path, monkeypatch):
     startup = tmp_path / "ipython" / "profile_default" / "startup"
     startup.mkdir(parents=True)
-    (startup / "x.py").write_text("print('hello')\nmath = None\n")
+    (startup / "x.py").write_text("import builtins\nbuiltins.own = 1\n")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    assert run(homework()).cells[1].outputs == []
+    look = "import math\n\nimport builtins\n\nprint(hasattr(builtins, 'own'))"
+    output = run(homework(("import math", look))).cells[1].outputs
+    assert [printed.text for printed in output] == ["False\n"]
 
 
 # -- keys ----------------------------------------------------------------------------
@@ -261,7 +264,7 @@ def test_a_key_changes_its_hash_with_anything_in_it(built):
     assert keys.digest(key) != digest
 
 
-GUESSED = [True, None, [], [True, False], {"a": None}, 3, -7, [0, 0, 0], "x", 0.5]
+GUESSED = [True, None, [], [True, False], {"a": None}, 3, -7, [30] * 9, "x", 0.5]
 KEPT = [300, [10, 20], 0.123456, "page 7", {"a": [10, 20]}, [True, 1000], -1e9]
 
 

@@ -15,7 +15,7 @@ from kvq_lib.course.homework.sandbox import Limits, SandboxError
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 2**20
 #: Short, for what is stopped; what is honest needs a tenth of it.
-LIMITS = Limits(seconds=1, total_seconds=90, memory=160 * MIB, disk=32 * MIB)
+LIMITS = Limits(1, 90, memory=160 * MIB, disk=32 * MIB, files=2000)
 
 
 class Batch:

@@ -211,6 +211,15 @@ def test_a_key_that_was_changed_is_refused(course, change):
         course.grade()
 
 
+def test_the_weakest_sandbox_is_refused_with_reasons(course, capsys):
+    assert course.grade("--sandbox", "limits") == ("", 2)
+    said = capsys.readouterr().err
+    assert "stay open" in said and "--allow-weak" in said and said.count("\n") > 2
+    course.hand_in(ann=RIGHT)
+    assert course.grade("--sandbox", "limits", "--allow-weak")[1] == 0
+    assert course.table()["ann"]["sandbox"] == "limits"
+
+
 def test_a_key_of_another_homework_is_refused(course):
     arguments = ["grade", "hw91", course.submissions, "--key", course.key]
     with pytest.raises(InvalidArgument, match="is the key of hw90"):

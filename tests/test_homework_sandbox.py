@@ -70,7 +70,7 @@ def test_each_level_refuses_calls(each):
         _NO_MEMFD,
         "libc = ctypes.CDLL(None)\nassert libc.ptrace(16, 1, 0, 0) == -1",
         "assert libc.unshare(0x10000000) == -1",
-        "try: os.kill(-1, 9)\nexcept PermissionError: pass\nelse: 1 / 0",
+        "try: os.kill(-1, 0)\nexcept PermissionError: pass\nelse: 1 / 0",
     ]
     made = [Cell(code, number=n) for n, code in enumerate(cells)]
     assert run_cells(made, [], each, SHORT).cells == {}
@@ -184,6 +184,21 @@ def test_disks_are_small(box):
 def test_only_the_runners_own_processes_are_seen(box):
     code = "import os\nsorted(map(int, filter(str.isdigit, os.listdir('/proc'))))"
     assert asked(box, code).value == [1, 2]
+
+
+def test_nothing_of_the_graders_environment_is_inside(each, monkeypatch):
+    monkeypatch.setenv("KVQ_SECRET", "SECRET7f3a")
+    code = (
+        "import os, pathlib\nfound = []\n"
+        "for path in pathlib.Path('/proc').glob('[0-9]*/environ'):\n"
+        "    try: text = path.read_bytes()\n    except OSError: continue\n"
+        "    if path.parent.name in (str(os.getpid()), '1'): found.append(text)\n"
+        "[sum(b'SECRET7f3a' in text for text in found), 'KVQ_SECRET' in os.environ,\n"
+        " os.environ['HOME'] == os.getcwd(), os.environ['TRITON_INTERPRET']]"
+    )
+    if each.level == "limits":  # there, other processes are seen
+        code = code.replace(", '1'", "")
+    assert asked(each, code).value == [0, False, True, "1"]
 
 
 def test_the_filter_is_loaded(box):

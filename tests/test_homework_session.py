@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hostile import key
 
-from kvq_lib.course.homework import levels, sandbox
+from kvq_lib.course.homework import levels, pipe, sandbox
 from kvq_lib.course.homework.pipe import ERRORS, Pipe, Stopped
 from kvq_lib.course.homework.sandbox import Limits, Sandbox, SandboxError
 from kvq_lib.course.homework.score import probes, score
@@ -77,12 +77,16 @@ def test_all_time_is_bounded(box):
     assert run.seconds < 20
 
 
-def test_waiting_and_computing_are_counted_apart(box):
+def test_waiting_and_computing_are_counted_apart(box, monkeypatch):
     """A busy machine makes honest cells wait: they may, three times as long."""
     limits = Limits(seconds=0.5)
     assert asked(box, "import time\ntime.sleep(1)\n[1]", limits=limits).value == [1]
     sleep = "import time\ntime.sleep(9)\n[1]"
     assert asked(box, sleep, limits=limits).failure == "time"
+    monkeypatch.setattr(pipe, "WAIT", 1000)
+    cells, loop = [Cell("x = 1")], [Probe("q1", "while True: pass\n1")]
+    run = run_cells(cells, loop, box, Limits(seconds=0.3, total_seconds=60))
+    assert run.outcomes[0].failure == "time" and run.seconds < 50
 
 
 def test_code_is_found_by_inspect(box):
@@ -162,11 +166,11 @@ def test_a_sandbox_that_does_not_start_is_no_fault_of_the_cells(box, monkeypatch
 
 def test_a_request_that_nobody_reads_ends_in_time(box):
     """More than a pipe holds, to a runner that sleeps."""
-    with Pipe(box, Limits(seconds=0.3)) as pipe:
+    with Pipe(box, Limits(seconds=0.3)) as talk:
         with pytest.raises(Stopped):
-            pipe.cell("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)")
+            talk.cell("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)")
         with pytest.raises(Stopped) as stopped:
-            pipe.cell("#" * 10**6)
+            talk.cell("#" * 10**6)
         assert stopped.value.kind == "time"
 
 

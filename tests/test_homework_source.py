@@ -190,6 +190,25 @@ def test_a_question_has_all_that_a_question_needs(problems, role):
     assert any(where == line and f"with role {role}" in said for where, said in found)
 
 
+def test_a_check_comes_after_its_answer(problems):
+    check = TEXT[TEXT.index("# @check q1") :].split("```")[0]
+    fence = f"```{{code-cell}} ipython3\n---\n{CHECK_1}\n---\n"
+    moved = without("check", "q1").replace(
+        "<details>", f"{fence}{check}```\n\n<details>"
+    )
+    assert any("a check must come after" in said for _, said in problems(moved))
+
+
+def test_methods_need_annotations_but_for_self(read, problems):
+    start, end = TEXT.index("def cache_bytes"), TEXT.index("    ### END SOLUTION\n```")
+    method = 'class A:\n    def f(self) -> int:\n        """One."""\n'
+    block = "        ### BEGIN SOLUTION\n        return 1\n    "
+    text = TEXT[:start] + method + block + TEXT[end:]
+    assert read(text).questions
+    found = problems(text.replace("(self) -> int", "(self, x) -> int"))
+    assert [said for _, said in found] == ["f: annotate x"]
+
+
 def test_all_problems_are_told_at_once_in_order(problems):
     text = TEXT.replace("minutes: 10", "minutes: x").replace("# @check q1", "# check")
     text = text.replace("points: 1}", "points: -1}")
@@ -300,6 +319,25 @@ def test_every_function_raises_for_itself():
     ]
 
 
+def test_the_innermost_function_counts():
+    found = stub(
+        "def f(x):",
+        "    def inner(y):",
+        f"        {BEGIN}",
+        "        return y",
+        f"        {END}",
+        f"    {BEGIN}",
+        "    return inner(x)",
+        f"    {END}",
+    )
+    assert found == [
+        "def f(x):",
+        "    def inner(y):",
+        '        raise NotImplementedError("q3")',
+        '    raise NotImplementedError("q3")',
+    ]
+
+
 @pytest.mark.parametrize(
     ("inside", "left"),
     [
@@ -368,7 +406,8 @@ def test_private_mutants_are_added(private):
     mutant = TEXT[: TEXT.index('name: "rounds down"')].rindex("```{code-cell}")
     text = PRIVATE + TEXT[mutant : TEXT.index("```", mutant + 3) + 4]
     text = text.replace("rounds down", "private")
-    assert [m.name for m in private(text).questions[1].mutants][-1] == "private"
+    names = [m.name for m in private(text).questions[1].mutants]
+    assert names == ["rounds down", "always one page more", "private"]
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,10 @@ def test_a_solution_that_the_key_does_not_take_is_named(root):
     assert said[0] == "the solution gets 1.5 of 3 points in q2: wrong"
 
 
+def probe(**values):
+    return lambda key: key["questions"][0]["probes"][0].update(values)
+
+
 @pytest.mark.parametrize(
     ("change", "hashed", "said"),
     [
@@ -205,6 +209,9 @@ def test_a_solution_that_the_key_does_not_take_is_named(root):
         (lambda key: key.update(format=2), True, "build"),
         (lambda key: key["questions"][0]["probes"].pop(), True, "holds other probes"),
         (lambda key: key["questions"].reverse(), True, "holds other probes"),
+        (probe(code="[cache_bytes(1, 1, 1, 77)]"), True, "holds other probes"),
+        (probe(rtol=0.5), True, "holds other probes"),
+        (probe(seed=1), True, "holds other probes"),
     ],
 )
 def test_a_key_that_does_not_fit_is_named_and_nothing_runs(root, change, hashed, said):

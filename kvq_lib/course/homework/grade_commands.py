@@ -24,8 +24,8 @@ _GRADE_MORE = """\
 sandboxes, the strongest first:
   bwrap    bubblewrap: own processes, network and files
   unshare  the same by unshare and chroot; needs root
-  limits   resource limits alone: network, files and detached children stay open, so
-           that it wants --allow-weak
+  limits   resource limits alone: files of this machine and detached children stay
+           open, so that it wants --allow-weak
 
 status of a row: ok; partial (some cell could not be run to its end, or a question has
 no answer cell); unreadable; missing (in --class alone); grader-error.
@@ -145,12 +145,13 @@ def run_grade(options) -> tuple[str, int]:
     """Grade, write the files; the summary and the exit status.
 
     Raises:
-        KVQError: bad usage, or no sandbox.
+        KVQError: bad usage, or no library for the sandbox.
     """
     from . import grade, late, report, score
     from .journal import Journal
     from .levels import choose
     from .library import find_root
+    from .sandbox import SandboxError
 
     if not re.fullmatch(r"hw\d+(_\w+)?", options.homework):
         raise InvalidArgument(f"{options.homework[:40]!r} is no homework such as hw02")
@@ -173,7 +174,11 @@ def run_grade(options) -> tuple[str, int]:
     found = grade.find(options.submissions, homework, ours)
     entries = [e for e in found.entries if grade.in_shard(e.student, options.shard)]
     hidden = (options.submissions, *(p.parent for p in ours))
-    sandbox = choose(options.sandbox, root, hidden, options.allow_weak)
+    try:
+        sandbox = choose(options.sandbox, root, hidden, options.allow_weak)
+    except SandboxError as error:  # with advice of several lines
+        print(f"kvq homework grade: error: {error}", file=sys.stderr)
+        return "", 2
     grader = grade.Grader(key, sandbox, limits)
     with journal:
         try:

@@ -51,8 +51,8 @@ def choose(
     for name in LEVELS if level == "auto" else (level,):
         if name == "limits" and not allow_weak:
             reasons.append(
-                "limits: files, network and detached children stay open; take it with "
-                "--allow-weak if you trust the submissions"
+                "limits: files of this machine and detached children stay open; take "
+                "it with --allow-weak if you trust the submissions"
             )
             continue
         for changes in _variants(name):
@@ -81,6 +81,7 @@ def _trial(sandbox: Sandbox) -> str:
     code = _TRIAL.format(hidden=[str(p / "kvq_lib") for p in sandbox.hidden])
     try:
         with Pipe(sandbox, Limits(seconds=30), stderr=subprocess.PIPE) as pipe:
+            watched = pipe.watched()
             value, error = pipe.probe(code, 0)
     except SandboxError as failed:
         return str(failed)
@@ -93,6 +94,8 @@ def _trial(sandbox: Sandbox) -> str:
         return ""
     if not origin.startswith(LIBRARY):
         return f"{name}: it does not use the installed library"
+    if watched < 2:
+        return f"{name}: this kernel does not say which processes are inside"
     if interfaces != 1 or seen:
         return f"{name}: it shows the network or files of this machine"
     return ""

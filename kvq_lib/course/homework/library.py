@@ -38,14 +38,14 @@ def cache_folder() -> Path:
 
 
 def find_root(start: "str | Path | None" = None) -> Path:
-    """The checkout: `start`, or where this package lies, or the current folder or one
-    above it.
+    """The checkout: `start`, or the current folder or one above it, or where this
+    package lies.
 
     Raises:
         LibraryError: there is none.
     """
     here = Path(__file__).resolve().parents[3]
-    tried = [Path(start)] if start else [here, Path.cwd(), *Path.cwd().parents]
+    tried = [Path(start)] if start else [Path.cwd(), *Path.cwd().parents, here]
     for folder in tried:
         if (folder / "pyproject.toml").is_file() and (folder / "kvq_lib").is_dir():
             return folder.resolve()

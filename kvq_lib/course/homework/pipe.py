@@ -202,7 +202,13 @@ class Pipe:
                 raise Stopped("time")
         return _TICK
 
+    def watched(self) -> int:
+        """How many processes are watched: the one started, and those inside."""
+        return len(watch.tree(self._started.process.pid))
+
     def _files(self, pids: list[int]) -> int:
+        if len(pids) == 1:  # nothing is left inside; outside, /tmp is everybody's
+            return 0
         return watch.files(pids[-1], os.path.dirname(WORK))
 
     def _last_words(self, stderr: int) -> str:

@@ -271,7 +271,7 @@ def serve(requests: int, replies: int) -> None:
     """Answer requests until the pipe ends.  What it needs later it holds from now on:
     cells may put something else in its place."""
     read, write, loads, leave = os.read, os.write, json.loads, os._exit
-    folder, chdir = os.getcwd(), os.chdir
+    folder, chdir, exists, make = os.getcwd(), os.chdir, os.path.exists, os.mkdir
     untrace, unprofile = sys.settrace, sys.setprofile
     written, name_of, limit = text, error_name, MAX_REPLY
     runner, failure = Runner(), NotPlainData
@@ -284,6 +284,8 @@ def serve(requests: int, replies: int) -> None:
     def answer(request: dict) -> str:
         head = f'{{"n":{request["n"]:d},'
         try:
+            if not exists(folder):  # a cell removed what was its own
+                make(folder)
             chdir(folder)
             try:
                 if request["op"] == "cell":

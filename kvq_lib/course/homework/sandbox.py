@@ -2,8 +2,8 @@
 
     bwrap    bubblewrap: own processes, network, files; needs no rights
     unshare  the same by util-linux's unshare and chroot; needs root
-    limits   resource limits and a process group: network, files and detached children
-             stay open, so that it is taken only when it is allowed by name
+    limits   resource limits and a process group: files and detached children stay
+             open, so that it is taken only when it is allowed by name
 
 A level is usable if a runner starts in it, sees the library and no other files, and can
 do what homework does.  That is tried, not read off versions.

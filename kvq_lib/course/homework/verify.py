@@ -113,13 +113,14 @@ def notebooks_of(homework: Homework) -> list[tuple]:
 
 
 def _asks_the_same(homework: Homework, key: Mapping) -> bool:
+    fields = ("name", "points", "rtol", "atol", "seed", "code")
     held = [
-        (question["id"], p["name"], p["points"], p["code"])
+        (question["id"], *(probe[name] for name in fields))
         for question in key["questions"]
-        for p in question["probes"]
+        for probe in question["probes"]
     ]
     asked = author.all_probes(homework)
-    return held == [(p.question, p.name, p.points, p.code) for p in asked]
+    return held == [(p.question, *(getattr(p, f) for f in fields)) for p in asked]
 
 
 # -- what should be otherwise --------------------------------------------------------
