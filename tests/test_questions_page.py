@@ -1,5 +1,6 @@
 """The mock interview in a real browser."""
 
+import dataclasses
 import json
 
 import pytest
@@ -284,10 +285,15 @@ def test_progress_is_exported_imported_and_deleted(show, tmp_path):  # noqa: F81
 
 
 @pytest.mark.browser
-def test_an_interview_of_other_questions_is_dropped_and_that_is_said(show):  # noqa: F811
+@pytest.mark.parametrize("change", ["fewer", "reworded"])
+def test_an_interview_of_other_questions_is_dropped_and_that_is_said(show, change):  # noqa: F811
     page = show(interview())
     start(page)
-    other = show(interview(sample()[1:]), context=page.context)
+    others = sample()[1:]
+    if change == "reworded":
+        first = dataclasses.replace(sample()[0], question="What decides its size?")
+        others = (first, *others)
+    other = show(interview(others), context=page.context)
     assert "The questions have changed" in shown(other, "message")
     assert other.locator("[data-part=setup]").is_visible()
 
