@@ -5,12 +5,15 @@ import html as escaping
 import json
 import random
 import re
+import signal
+import subprocess
+import sys
 from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from questions import answers, by_rule, everything, sample
+from questions import ROOT, answers, by_rule, everything, sample
 
 from kvq_lib.course.questions import bank, deck, marking, mock, terminal, text
 from kvq_lib.course.questions.marking import mark, mistake, near, read_number
@@ -294,6 +297,46 @@ def test_the_same_seed_asks_the_same_and_choices_are_kept_to(monkeypatch, capsys
     assert one.count(" · easy · ") == len(easy) and " · mid · " not in one
     assert f"0 of {len(easy)} points" in one
     assert run(monkeypatch, capsys, lines, number=2, seed=1).count(" of 2 · ") == 2
+
+
+COMMAND = [
+    *(
+        sys.executable,
+        "-u",
+        "-c",
+        "import sys; from kvq_lib.cli import main; sys.exit(main())",
+    ),
+    *("quiz", "--number", "3", "--seed", "1"),
+]
+
+
+def test_the_command_works_from_a_pipe_and_into_one():
+    done = subprocess.run(
+        COMMAND, cwd=ROOT, input="a\n\n1\n", capture_output=True, text=True
+    )
+    assert done.returncode == 0 and not done.stderr
+    assert "1 of 3 · " in done.stdout and "Section " in done.stdout
+    assert re.search(r"of \d points?", done.stdout.strip().split("Stopped.")[-1])
+    reader = subprocess.Popen(
+        COMMAND, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    reader.stdout.close()  # as `head` does when it has seen enough
+    assert reader.communicate("a\n" * 30)[1] == "" and reader.returncode == 0
+
+
+def test_an_interrupt_ends_the_command_politely():
+    running = subprocess.Popen(
+        COMMAND, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    said = ""
+    while "> " not in said:
+        said += running.stdout.read(1)
+    running.send_signal(signal.SIGINT)
+    said, wrong = running.communicate()
+    assert running.returncode == 0 and not wrong
+    assert "Stopped." in said and "No question was answered." in said
 
 
 @pytest.mark.parametrize(
