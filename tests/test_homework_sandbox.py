@@ -146,8 +146,11 @@ def test_a_level_is_tried_not_believed(
             self.watched = lambda: watched
             self.probe = lambda code, seed: (value, error)
 
-        __enter__ = lambda self: self  # noqa: E731
-        __exit__ = lambda self, *what: None  # noqa: E731
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *what):
+            return None
 
     monkeypatch.setattr(levels, "Pipe", Fake)
     found = levels._trial(Sandbox("bwrap", tmp_path))
