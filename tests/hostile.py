@@ -236,7 +236,11 @@ CODE = {
         "else: 1 / 0\nlibc = ctypes.CDLL(None)\n"
         "assert libc.shmget(0, 10**9, 0o1600) == -1"
     ),
-    "fork bomb": spoiled("while True:\n    try: os.fork()\n    except OSError: pass"),
+    # Two thousand processes, where nothing stops it: enough to see, not to be felt.
+    "fork bomb": spoiled(
+        "for n in range(11):\n    try: os.fork()\n    except OSError: pass\n"
+        "while True: time.sleep(0.01)"
+    ),
     "thread bomb": spoiled(
         "import threading\nwhile True:\n"
         "    threading.Thread(target=time.sleep, args=(99,)).start()",

@@ -24,6 +24,7 @@ def frames():
         frame = frame.f_back
 """
 _VALUE = b'{"n":%d,"value":[9,2.25]}\n'
+_OTHER = b'{"n":1,"ok":true}\n'
 _MANY = f"b''.join({_VALUE!r} % n for n in range(9))"
 
 
@@ -62,7 +63,7 @@ ATTACKS = {
         '    tell(b\'{"n":%d,"value":true}\\n\' % n)\n    time.sleep(60)',
     ),
     "a reply with a wrong number": spoiled(
-        f'{_PIPES}tell(b\'{{"n":1,"ok":true}}\\n\')', note="disturbed the grader"
+        f"{_PIPES}tell({_OTHER!r})\ntime.sleep(0.3)", note="disturbed the grader"
     ),
     "more than one reply": spoiled(
         f"{_PIPES}{_FRAMES}n = next(f.f_locals['request']['n'] for f in frames()\n"

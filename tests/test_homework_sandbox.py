@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hostile_attacks import ATTACKS
 
-from kvq_lib.course.homework import levels, library, sandbox, seccomp
+from kvq_lib.course.homework import levels, library, seccomp
 from kvq_lib.course.homework.sandbox import Limits, Sandbox, SandboxError
 from kvq_lib.course.homework.session import Cell, Outcome, Probe, run_cells
 
@@ -127,20 +127,34 @@ def test_ubuntus_block_is_explained(monkeypatch, tmp_path):
     assert "setting up uid map" in text and "/etc/apparmor.d/bwrap" in text
 
 
-def test_a_level_that_shows_the_machine_is_not_taken(monkeypatch, tmp_path):
-    """Tried, not believed: a bubblewrap that isolates nothing is found out."""
-    fake = tmp_path / "bwrap"
-    fake.write_text(
-        f"#!{sys.executable}\nimport os, sys\nat = sys.argv.index('--')\n"
-        "args = sys.argv[at + 1:]\n"
-        f"args = [a.replace('/kvq/runner.py', {str(sandbox._RUNNER)!r})\n"
-        f"        .replace('/tmp/work', {str(tmp_path)!r}) for a in args]\n"
-        "os.execv(args[0], args)\n"
-    )
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(SandboxError, match=r"bwrap: |bwrap does not start"):
-        levels.choose("bwrap", ROOT)
+@pytest.mark.parametrize(
+    "value, error, watched, reason",
+    [
+        (["/kvq/lib/kvq_lib/__init__.py", 1, 0], "", 3, ""),
+        (["/home/a/kvq_lib/__init__.py", 1, 0], "", 3, "not use the installed library"),
+        (["/kvq/lib/kvq_lib/__init__.py", 2, 0], "", 3, "shows the network"),
+        (["/kvq/lib/kvq_lib/__init__.py", 1, 1], "", 3, "shows the network or files"),
+        (["/kvq/lib/kvq_lib/__init__.py", 1, 0], "", 1, "which processes"),
+        (None, "RuntimeError", 3, "failed (RuntimeError)"),
+    ],
+)
+def test_a_level_is_tried_not_believed(
+    monkeypatch, tmp_path, value, error, watched, reason
+):
+    class Fake:
+        def __init__(self, *arguments, **options):
+            self.watched = lambda: watched
+            self.probe = lambda code, seed: (value, error)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *what):
+            return None
+
+    monkeypatch.setattr(levels, "Pipe", Fake)
+    found = levels._trial(Sandbox("bwrap", tmp_path))
+    assert reason in found and bool(found) == bool(reason)
 
 
 # -- what is mounted -----------------------------------------------------------------
@@ -179,6 +193,21 @@ def test_disks_are_small(box):
         "[fill('/tmp/work/x'), fill('/tmp/y'), fill('/dev/shm/x'), fill('/dev/null')]"
     )
     assert asked(box, code, limits=limits).value == [28, 28, 28, 0]
+
+
+@pytest.mark.parametrize("kernel_counts", [True, False])
+def test_processes_are_counted(box, kernel_counts):
+    """By the kernel, and where it cannot count those of a sandbox, by the grader."""
+    bounded = Sandbox(box.level, box.library, count_processes=kernel_counts)
+    code = (
+        "import os, time\nfor n in range(99):\n"
+        "    if not os.fork():\n        time.sleep(30)\n        os._exit(0)\n"
+        "time.sleep(30)\n[n]"
+    )
+    found = asked(bounded, code, limits=Limits(processes=20))
+    error = "BlockingIOError" if kernel_counts else ""
+    kind = "raised" if kernel_counts else "processes"
+    assert (found.failure, found.error) == (kind, error)
 
 
 def test_only_the_runners_own_processes_are_seen(box):

@@ -162,7 +162,7 @@ def test_an_answer_that_cannot_run_without_its_solution_is_named(failures):
     end = "    ### END SOLUTION\n```\n\n+++"
     call = end, end.replace("```", "\n\n_ = cache_bytes(1, 1, 1, 1)\n```")
     assert failures(call) == [
-        ("# @answer q1", "blank: this cell was left as it was"),
+        ("# @answer q1", "blank: this cell was left as it was (NotImplementedError)")
     ]
 
 

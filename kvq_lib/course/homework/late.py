@@ -3,6 +3,7 @@
 import csv
 import datetime as dt
 import re
+import unicodedata
 import zoneinfo
 from collections import Counter
 from dataclasses import dataclass
@@ -188,6 +189,8 @@ def table(path: Path, columns: tuple[str, ...]):
     rows = []
     for row in reader:
         clean = {name: (row[name] or "").strip() for name in columns}
+        # As names of files are written, whichever way this system composes accents.
+        clean["student"] = unicodedata.normalize("NFC", clean["student"])
         if clean["student"]:
             rows.append((reader.line_num, clean))
     return rows

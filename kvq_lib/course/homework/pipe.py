@@ -26,6 +26,7 @@ from .runner import MAX_REPLY
 from .sandbox import WORK, Limits, Sandbox, SandboxError
 
 _TICK = 0.05  # seconds between looks at memory
+_HELPERS = 4  # processes of the sandbox itself
 _START = 60.0  # seconds for a runner to start on a machine that is busy
 #: A cell that does not compute may take so many times its seconds.  On a busy machine,
 #: an honest one waits for its turn.
@@ -43,7 +44,7 @@ class Stopped(Exception):
     """The runner had to be killed, or died.
 
     Attributes:
-        kind: "time", "memory", "disk", "died" or "protocol".
+        kind: "time", "memory", "disk", "processes", "died" or "protocol".
         back: how many requests ago the one was made that did it; 0 for the last.
     """
 
@@ -102,7 +103,7 @@ class Pipe:
 
     def end(self) -> None:
         """Kill the sandbox with all that is in it."""
-        self.computed = watch.seconds(watch.tree(self._started.process.pid))
+        self.computed = watch.seconds(self._inside())
         self._started.end()
 
     def cell(self, code: str, until: float = math.inf) -> str:
@@ -190,7 +191,9 @@ class Pipe:
         now = time.monotonic()
         if now - self._looked >= _TICK:
             self._looked = now
-            pids = watch.tree(self._started.process.pid)
+            pids = self._inside()
+            if len(pids) > self._limits.processes + _HELPERS:
+                raise Stopped("processes")
             if watch.memory(pids, self._limits.memory) > self._limits.memory:
                 raise Stopped("memory")
             if self._count_files and self._files(pids) > self._limits.files:
@@ -204,7 +207,12 @@ class Pipe:
 
     def watched(self) -> int:
         """How many processes are watched: the one started, and those inside."""
-        return len(watch.tree(self._started.process.pid))
+        return len(self._inside())
+
+    def _inside(self) -> list[int]:
+        """The process that was started, and all that it started."""
+        most = self._limits.processes + _HELPERS + 1
+        return watch.tree(self._started.process.pid, most)
 
     def _files(self, pids: list[int]) -> int:
         if len(pids) == 1:  # nothing is left inside; outside, /tmp is everybody's

@@ -46,12 +46,13 @@ FAILURES = {
     "time": "ran out of time",
     "memory": "ran out of memory",
     "disk": "made too many files",
+    "processes": "started too many processes",
     "died": "ended the process",
     "protocol": "disturbed the grader",
     "total": "was not reached in the time for the whole homework",
 }
 #: Failures that cost the process, if no error says that it lives on.
-_FATAL = frozenset({"time", "memory", "disk", "died", "protocol", "total"})
+_FATAL = frozenset({"time", "memory", "disk", "processes", "died", "protocol", "total"})
 _PATIENCE = 2  # probes of one question that may cost the process
 
 

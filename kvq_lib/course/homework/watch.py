@@ -6,14 +6,15 @@ from pathlib import Path
 _PAGE, _TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 
 
-def tree(pid: int) -> list[int]:
-    """The process and all its descendants; what has ended meanwhile is left out.
+def tree(pid: int, most: int) -> list[int]:
+    """The process and its descendants, no more than `most`: a bomb grows faster than
+    one can look.
 
     In a sandbox with a process namespace, children that detach stay descendants of its
     first process, so that none escapes.
     """
     found, ahead = [], [pid]
-    while ahead:
+    while ahead and len(found) < most:
         one = ahead.pop()
         found.append(one)
         try:
