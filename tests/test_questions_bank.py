@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import dataclasses
 import inspect
 import math
 import subprocess
@@ -393,6 +394,12 @@ def test_choices_that_give_themselves_away_are_found():
             longest[question.id] = sizes
     assert given[max] == {i for i, s in longest.items() if s[-1][1]} != set()
     assert given[min] == {i for i, s in longest.items() if s[0][1]} != set()
+    (question,) = (q for q in sample() if q.id == SINGLE)
+    alike = [
+        dataclasses.replace(c, text=f"Choice {c.right:d}.") for c in question.choices
+    ]
+    tied = dataclasses.replace(question, choices=tuple(alike))
+    assert not balance.given_away([tied], max) and not balance.given_away([tied], min)
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def _call(name: str, node: ast.Call):
 def _field(node: ast.Attribute):
     """A field of a KVShape, the one kind of object whose attributes are numbers."""
     owner = _value(node.value)
-    if not isinstance(owner, names()["KVShape"]) or node.attr.startswith("_"):
+    if not isinstance(owner, names()["KVShape"]):
         raise InvalidArgument(f"{ast.unparse(node)!r}: only a KVShape has fields here")
     found = getattr(owner, node.attr, None)
     if not isinstance(found, int):
