@@ -262,7 +262,12 @@ def test_the_library_is_built_once_for_each_content(monkeypatch, tmp_path):
     assert sorted(root.rglob("*")) == before  # the checkout is left as it was
     assert list((tmp_path / "cache" / "library").iterdir()) == [made]
     (root / "kvq_lib" / "__init__.py").write_text("answer = 2\n")
-    assert library.installed(root) != made
+    os.utime(made, (0, 0))  # nobody has used it for long
+    again = library.installed(root)
+    assert again != made and not made.exists()
+    os.utime(again, (0, 0))
+    assert library.installed(root) == again  # used: it stays
+    assert again.stat().st_mtime > 10**9
 
 
 def test_a_library_that_cannot_be_built_says_so(monkeypatch, tmp_path):

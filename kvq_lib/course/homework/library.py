@@ -6,12 +6,14 @@ folder named by the hash of all that went into it.
 """
 
 import compileall
+import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +24,7 @@ from ...errors import KVQError
 _BUILD = (
     "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])"
 )
+_MONTH = 30 * 86400  # seconds
 _SKIPPED = {"__pycache__", "build", "dist"}
 
 
@@ -83,8 +86,10 @@ def installed(root: Path) -> Path:
     home = cache_folder() / "library"
     target = home / library_hash(root)[:32]
     if target.is_dir():
+        os.utime(target)  # it is in use
         return target
     home.mkdir(parents=True, exist_ok=True)
+    _tidy(home)
     with tempfile.TemporaryDirectory(dir=home, prefix="building-") as work:
         made = _build(root, Path(work))
         try:
@@ -93,6 +98,14 @@ def installed(root: Path) -> Path:
             if not target.is_dir():  # not that another process was faster
                 raise
     return target
+
+
+def _tidy(home: Path) -> None:
+    """Remove what nobody has asked for in a month: every change makes one more."""
+    for folder in home.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if time.time() - folder.stat().st_mtime > _MONTH:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _build(root: Path, work: Path) -> Path:

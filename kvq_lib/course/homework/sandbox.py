@@ -130,7 +130,9 @@ class Sandbox:
                 clean.callback(os.close, ours_out)
                 os.set_blocking(ours_in, False)
                 uid = clean.enter_context(_free_uid()) if self._changes_uid() else None
-                folder = clean.enter_context(_folder(uid))
+                folder = Path()  # bubblewrap needs none on this side
+                if self.level != "bwrap":
+                    folder = clean.enter_context(_folder(uid))
                 work = str(folder) if self.level == "limits" else WORK
                 settings = self._settings(limits, uid, work, theirs_in, theirs_out)
                 command = self._command(limits, settings, folder, given)
