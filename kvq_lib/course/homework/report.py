@@ -148,7 +148,7 @@ def write_feedback(document: dict, folder: Path) -> int:
 
 def feedback(document: dict, row: dict) -> str:
     """What a student reads."""
-    lines = [f"# {document['homework']}: {document['title']}", ""]
+    lines = [f"# {document['title']}", ""]
     final, most = plain(decimal(row["final"])), plain(decimal(row["max"]))
     lines += [f"**{final} of {most} points**", ""]
     if row["late_seconds"]:
