@@ -97,12 +97,12 @@ UTILIZATION = (9, 10)
 #: Its tokens fill whole pages with the tokenizer of SmolLM2. Names and sentences come
 #: back, so that heads which look for an earlier occurrence find one.
 TEXT = (
-    "The library closes at nine. The night guard, Mira Okafor, walks past the shelves "
-    "and counts the lamps. On Monday Mira Okafor counted forty lamps; on Tuesday one "
-    "was missing. She wrote a note: the lamp by the window is gone. The library opens "
-    "at eight. The day guard read the note and looked for the lamp by the window. On "
-    "Friday it stood there again, and the night guard, Mira Okafor, counted all forty "
-    "lamps."
+    "The library closes at nine. The night guard of Kestrel Wing walks past the "
+    "shelves and counts the lamps. On Monday Kestrel Wing had forty lamps; on "
+    "Tuesday one lamp was missing. The guard wrote a note: the lamp by the window "
+    "is gone. The library opens at eight. The day guard read the note and looked "
+    "for the lamp by the window. On Friday it stood there again, and the night "
+    "guard of Kestrel Wing counted all forty lamps."
 )
 
 #: Layer and query head: one that looks for what came after an earlier occurrence, one
