@@ -200,7 +200,7 @@ ATTACKS = {
                 )
             ),
             "open(os.path.join(sys.prefix, 'x'), 'w')",
-            "os.mkdir('/root/x')",
+            "os.mkdir('/x')",
         )
     ),
     "folder gone": survived(

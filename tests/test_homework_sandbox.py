@@ -9,7 +9,7 @@ import pytest
 from hostile_attacks import ATTACKS
 
 from kvq_lib.course.homework import levels, library, seccomp
-from kvq_lib.course.homework.sandbox import Limits, Sandbox, SandboxError
+from kvq_lib.course.homework.sandbox import WORK, Limits, Sandbox, SandboxError
 from kvq_lib.course.homework.session import Cell, Outcome, Probe, run_cells
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -190,7 +190,7 @@ def test_disks_are_small(box):
         "def fill(path):\n    try:\n        with open(path, 'wb') as f:\n"
         "            for n in range(100): f.write(bytes(2**16)); f.flush()\n"
         "    except OSError as error: return error.errno\n    return 0\n"
-        "[fill('/tmp/work/x'), fill('/tmp/y'), fill('/dev/shm/x'), fill('/dev/null')]"
+        f"[fill('{WORK}/x'), fill('/tmp/y'), fill('/dev/shm/x'), fill('/dev/null')]"
     )
     assert asked(box, code, limits=limits).value == [28, 28, 28, 0]
 
