@@ -98,21 +98,14 @@ def add(commands) -> None:
 
 
 def _parser(commands, name: str, run, brief: str, text: str, more: str = ""):
-    parser = commands.add_parser(
-        name,
-        help=brief,
-        description=text,
-        epilog=more,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    run = functools.partial(_run, run)
+    parser = grade_commands.parser_of(commands, name, run, brief, text, more)
     parser.add_argument(
         "--root",
         type=Path,
         metavar="DIR",
         help="the checkout (default: the one around the current folder)",
     )
-    parser.set_defaults(run=functools.partial(_run, run))
     return parser
 
 

@@ -57,7 +57,8 @@ def add(commands) -> None:
     _add_merge(commands)
 
 
-def _parser(commands, name: str, run, brief: str, text: str, more: str = ""):
+def parser_of(commands, name: str, run, brief: str, text: str, more: str = ""):
+    """The parser of a command below `kvq homework`, whose text keeps its lines."""
     parser = commands.add_parser(
         name,
         help=brief,
@@ -72,7 +73,7 @@ def _parser(commands, name: str, run, brief: str, text: str, more: str = ""):
 
 def _add_grade(commands) -> None:
     brief = "grade a folder of submissions"
-    parser = _parser(commands, "grade", run_grade, brief, _GRADE, _GRADE_MORE)
+    parser = parser_of(commands, "grade", run_grade, brief, _GRADE, _GRADE_MORE)
     add = parser.add_argument
     add("homework", metavar="NAME", help="such as hw02")
     add("submissions", type=Path, metavar="SUBMISSIONS", help="the folder")
@@ -125,7 +126,7 @@ def _add_outputs(parser) -> None:
 
 
 def _add_merge(commands) -> None:
-    parser = _parser(commands, "merge", run_merge, "join graded parts", _MERGE)
+    parser = parser_of(commands, "merge", run_merge, "join graded parts", _MERGE)
     add = parser.add_argument
     add("parts", nargs="+", type=Path, metavar="PART.json", help="of `grade --json`")
     _add_outputs(parser)
