@@ -24,8 +24,8 @@ STAMP   := $(VENV)/.installed-$(shell cat $(LOCK) | cksum | tr ' ' '-')
 ENGINE_LOCK  := requirements-engine.txt
 ENGINE_STAMP := $(ENGINE)/.installed-$(shell cksum < $(ENGINE_LOCK) | tr ' ' '-')
 
-.PHONY: help book serve set-repo test measure bench engine homework kernels gpu lint \
-  format clean
+.PHONY: help book serve set-repo links test measure bench engine homework kernels gpu \
+  lint format clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -38,6 +38,9 @@ serve: book ## serve the site on this machine (PORT=8000)
 
 set-repo: $(STAMP) ## say where the repository is (URL=https://github.com/OWNER/NAME)
 	@$(PY) -m kvq_lib.course.site set-repo "$(URL)"
+
+links: $(STAMP) ## ask whether links to other sites are alive (needs the network)
+	@$(PY) -m kvq_lib.course.site links
 
 test: override EDITION := full
 test: book lint ## check everything: the book, style, units, notebooks, pages

@@ -38,6 +38,26 @@ FLAGS = [
 
 
 @pytest.fixture(scope="session")
+def address():
+    """The address of the built site."""
+    from sitepages import HTML, served
+
+    assert (HTML / "index.html").exists(), "the site is not built: run `make book`"
+    with served() as address:
+        yield address
+
+
+@pytest.fixture
+def open_page(browser, address):
+    """A function that opens a page of the site; whatever goes wrong fails the test."""
+    from sitepages import Visitor
+
+    visitor = Visitor(browser, address)
+    yield visitor.open
+    visitor.close()
+
+
+@pytest.fixture(scope="session")
 def browser():
     """Headless Chromium, one for all tests of a process."""
     from playwright.sync_api import sync_playwright

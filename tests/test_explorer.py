@@ -10,7 +10,7 @@ import torch
 from helpers import real_model
 
 import kvq_lib as kvq
-from kvq_lib.course import explorer, live, site
+from kvq_lib.course import explorer, live, scan, site
 from kvq_lib.course.heads import moved, pattern, read_heads, sealed
 from kvq_lib.errors import InvalidArgument, UnsupportedScheme
 
@@ -86,7 +86,7 @@ def test_the_output_is_small_and_loads_nothing(data, tmp_path):
     }
     assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|<link|src=", html)
     (tmp_path / "page.html").write_text(html, encoding="utf-8")
-    assert list(site.external_files(tmp_path)) == []
+    assert list(scan.external_files(tmp_path)) == []
 
 
 def test_the_text_fills_whole_pages(data):

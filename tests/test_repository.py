@@ -1,7 +1,8 @@
 """Where the repository is, and what an edition leaves out."""
 
-from types import SimpleNamespace
+import re
 
+import nbformat
 import pytest
 import yaml
 
@@ -47,16 +48,71 @@ def test_the_book_s_own_configuration_has_the_setting():
     assert len(repository._SETTING.findall(text)) == 1
 
 
-def test_pages_get_the_button_once_the_address_is_known():
-    options = {"show_toc_level": 2}
-    config = SimpleNamespace(kvq_repository="", html_theme_options=options)
-    repository.offer_colab(None, config)
-    assert config.html_theme_options == options
-    config.kvq_repository = URL
-    repository.offer_colab(None, config)
-    found = config.html_theme_options
-    assert found["repository_url"] == URL and found["show_toc_level"] == 2
-    assert found["launch_buttons"] == {"colab_url": "https://colab.research.google.com"}
+@pytest.mark.parametrize(
+    ("url", "pages"),
+    [
+        ("", ""),
+        (URL, "https://some-owner.github.io/some.book/"),
+        ("https://github.com/Owner/owner.github.io", "https://owner.github.io/"),
+        ("https://github.com/Owner/Book.git", "https://owner.github.io/Book/"),
+    ],
+)
+def test_the_site_is_expected_where_github_serves_it(tmp_path, url, pages):
+    assert repository.pages_address(url) == pages
+    (tmp_path / "_config.yml").write_text(CONFIG)
+    repository.set_repository(tmp_path, url)
+    path = "/" + pages.partition(".io/")[2]
+    assert repository.prefix(tmp_path) == path
+
+
+BOOK = """title: Tiny
+only_build_toc_files: true
+execute: {execute_notebooks: "off"}
+launch_buttons: {thebe: false}
+sphinx:
+  extra_extensions: [notfound.extension, sphinxext.opengraph, kvq_lib.course.repository]
+  config:
+    kvq_repository: ""
+    notfound_urls_prefix: /
+    ogp_social_cards: {enable: false}
+    ogp_image: _static/picture.png
+    html_theme_options: {show_toc_level: 2}
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A book of one notebook, and the HTML of a page of its site."""
+    (tmp_path / "book").mkdir()
+    (tmp_path / "_config.yml").write_text(BOOK)
+    toc = "format: jb-book\nroot: book/one\nchapters:\n  - file: book/two\n"
+    (tmp_path / "_toc.yml").write_text(toc)
+    (tmp_path / "book" / "two.md").write_text("# Another\n")
+    cells = [nbformat.v4.new_markdown_cell("# A chapter", id="title")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(notebook, tmp_path / "book" / "one.ipynb")
+    return tmp_path
+
+
+def test_an_address_gives_buttons_a_map_and_titles_to_share(small):
+    html = small / "_build" / "html"
+    assert site.build(small) == 0
+    before = (html / "book" / "one.html").read_text()
+    assert "colab" not in before and not (html / "sitemap.xml").exists()
+    assert 'href="/book/one.html"' in (html / "404.html").read_text()
+
+    repository.set_repository(small, URL)
+    assert site.build(small) == 0
+    page = (html / "book" / "one.html").read_text()
+    here = "https://some-owner.github.io/some.book/"
+    assert f'href="{repository.COLAB}/github/some-owner/some.book/blob/' in page
+    assert f'<meta property="og:url" content="{here}book/one.html"' in page
+    assert f'<meta property="og:image" content="{here}_static/picture.png"' in page
+    assert f'<link rel="canonical" href="{here}book/one.html"' in page
+    locations = re.findall(r"<loc>(.*?)</loc>", (html / "sitemap.xml").read_text())
+    assert f"{here}book/one.html" in locations
+    assert 'href="/some.book/book/one.html"' in (html / "404.html").read_text()
 
 
 def test_the_course_s_edition_has_all_pages_but_the_solutions():

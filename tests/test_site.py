@@ -1,216 +1,21 @@
-"""How the site is built, and each built page in a browser, wide and narrow."""
+"""How the site is built, and what fails a build."""
 
-import re
 import threading
-from html.parser import HTMLParser
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
+import urllib.error
+import urllib.request
 
 import nbformat
 import pytest
 import yaml
 
-from kvq_lib.course import site
-
-ROOT = Path(__file__).resolve().parents[1]
-HTML = ROOT / "_build" / "html"
-WIDTHS = (1280, 375)
-
-
-PAGES = [*(f"{page}.html" for page in site.pages()), "genindex.html", "search.html"]
-every_page = pytest.mark.parametrize("page", PAGES)
-
-
-def source_of(page):
-    path = HTML / page
-    assert path.exists(), f"{page} is not built: run `make book`"
-    return path.read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="session")
-def address():
-    assert (HTML / "index.html").exists(), "the site is not built: run `make book`"
-    server = site.make_server(HTML, 0)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture
-def open_page(browser, address):
-    """A function that opens a page of the site; whatever goes wrong fails the test."""
-    troubles = []
-    contexts = []
-
-    def guard(route):
-        if route.request.url.startswith(address) or route.request.url.startswith(
-            "data:"
-        ):
-            route.continue_()
-        else:
-            troubles.append(f"request to another host: {route.request.url}")
-            route.abort()
-
-    def open_at(path, width=WIDTHS[0]):
-        context = browser.new_context(viewport={"width": width, "height": 900})
-        contexts.append(context)
-        context.route("**/*", guard)
-        page = context.new_page()
-        page.on("pageerror", lambda error: troubles.append(f"script error: {error}"))
-        page.on(
-            "console",
-            lambda message: (
-                message.type == "error"
-                and troubles.append(f"console error: {message.text}")
-            ),
-        )
-        page.on(
-            "response",
-            lambda response: (
-                response.status >= 400
-                and troubles.append(f"{response.status} for {response.url}")
-            ),
-        )
-        page.goto(f"{address}/{path}", wait_until="networkidle")
-        return page
-
-    yield open_at
-    for context in contexts:
-        context.close()
-    assert not troubles
-
-
-# What reaches past the right edge, except inside a box that a reader can scroll.
-# A box that only hides what is too wide loses it.
-TOO_WIDE = """() => {
-  const root = document.documentElement;
-  const scrolls = (element) => {
-    for (let e = element; e && e !== document.body; e = e.parentElement)
-      if (["auto", "scroll"].includes(getComputedStyle(e).overflowX)) return true;
-    return false;
-  };
-  return [...document.querySelectorAll("main *")]
-    .filter((e) => !e.closest("mjx-assistive-mml, .sr-only, .visually-hidden"))
-    .filter((e) => e.getBoundingClientRect().right > root.clientWidth + 1)
-    .filter((e) => !scrolls(e))
-    .map((e) => `${e.tagName}.${e.className}: ${e.textContent.trim().slice(0, 60)}`)
-    .concat(root.scrollWidth > root.clientWidth ? [`page: ${root.scrollWidth}`] : []);
-}"""
-
-
-RAW_MATH = """() => [...document.querySelectorAll(".math")]
-  .filter((e) => !e.querySelector("mjx-container"))
-  .map((e) => e.textContent)"""
-
-# MathJax sets what it cannot read, and macros that it does not know, in red.
-WRONG_MATH = """() => [...document.querySelectorAll(
-    "mjx-merror, [data-mjx-error], mjx-mtext[style*='color: red']")]
-  .map((e) => e.closest("mjx-container").querySelector("mjx-assistive-mml").textContent
-    + " " + (e.getAttribute("data-mjx-error") || ""))"""
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("width", WIDTHS)
-@every_page
-def test_page_opens_clean_and_fits(open_page, page, width):
-    opened = open_page(page, width)
-    if 'class="math' in source_of(page):
-        # MathJax loads late, and on a busy machine later than the page's own event.
-        opened.wait_for_function("window.MathJax?.startup?.promise")
-        opened.evaluate("MathJax.startup.promise")
-        assert opened.evaluate(RAW_MATH) == [], "mathematics that was not rendered"
-        assert opened.evaluate(WRONG_MATH) == [], "mathematics with errors"
-    if "application/vnd.jupyter.widget-view+json" in source_of(page):
-        opened.wait_for_selector(".jupyter-widgets", timeout=15_000)
-    assert opened.evaluate(TOO_WIDE) == [], f"wider than {width} pixels"
-
-
-@pytest.mark.browser
-@every_page
-def test_images_load_and_say_what_they_show(open_page, page):
-    images = open_page(page).evaluate(
-        """() => [...document.images].map(
-        (i) => ({alt: i.alt, source: i.currentSrc, loaded: i.naturalWidth > 0}))"""
-    )
-    for image in images:
-        alt = image["alt"].strip()
-        assert image["loaded"], image
-        assert alt and not re.search(r"\.(png|svg|jpe?g|gif|webp)$|^\S*/\S*$", alt), (
-            image
-        )
-
-
-@pytest.mark.browser
-def test_the_start_page_leads_to_the_book(open_page):
-    opened = open_page("index.html")
-    opened.wait_for_url("**/book/index.html", timeout=5_000)
-
-
-@pytest.mark.browser
-def test_search_finds_a_chapter_without_a_network(open_page):
-    opened = open_page("search.html?q=cache")
-    opened.wait_for_selector("#search-results li a", timeout=15_000)
-    targets = opened.evaluate(
-        """() => [...document.querySelectorAll("#search-results li a")].map(
-        (a) => new URL(a.href).pathname)"""
-    )
-    assert any(target.startswith("/book/") for target in targets)
-
-
-def test_every_built_page_is_tested():
-    built = {p.relative_to(HTML).as_posix() for p in HTML.rglob("*.html")}
-    built = {name for name in built if not name.startswith(("_static/", "reports/"))}
-    assert built == {*PAGES, "index.html"}
-
-
-@every_page
-def test_nothing_was_written_to_standard_error(page):
-    # Warnings and progress bars are for whoever runs a chapter, not for its readers.
-    assert not re.search(r'class="[^"]*\boutput stderr\b', source_of(page))
-
-
-@every_page
-def test_the_widget_manager_is_loaded_only_where_there_are_widgets(page):
-    text = source_of(page)
-    has_widgets = "application/vnd.jupyter.widget-view+json" in text
-    assert ("embed-amd.js" in text) == has_widgets
-
-
-class _Links(HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.links, self.ids = [], set()
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        values = dict(attrs)
-        self.ids |= {values.get("id"), values.get("name") if tag == "a" else None}
-        if tag == "a" and values.get("href"):
-            self.links.append(values["href"])
-
-
-@every_page
-def test_links_inside_the_site_lead_somewhere(page):
-    for link in _Links(source_of(page)).links:
-        parts = urlsplit(link)
-        if parts.scheme or parts.netloc:
-            continue
-        target = HTML / page
-        if parts.path:
-            target = (target.parent / unquote(parts.path)).resolve()
-        assert target.exists(), f"dead link {link}"
-        if parts.fragment and target.suffix == ".html":
-            ids = _Links(target.read_text(encoding="utf-8")).ids
-            assert unquote(parts.fragment) in ids, f"no such place: {link}"
-
+from kvq_lib.course import blame, scan, site
 
 CONFIG = """
 title: Tiny
 only_build_toc_files: true
 execute: {execute_notebooks: cache}
 launch_buttons: {thebe: false}
+sphinx: {extra_extensions: [kvq_lib.course.strict]}
 """
 CELL = "exec(open('../kvq_lib/code.py').read())\nprint('the answer is', answer)"
 
@@ -265,21 +70,77 @@ def test_a_build_is_skipped_or_repeated_as_it_should_be(tiny, capsys):
     assert "all chapters run again" in capsys.readouterr().out
 
 
+def why(root, capsys):
+    """What a build that must fail says of the reason."""
+    assert site.build(root) == 1 and site.is_stale(root)
+    return capsys.readouterr().out.split("The site was not built.")[1]
+
+
 def test_a_failing_cell_fails_the_build_and_is_named(tiny, capsys):
     write_chapter(tiny, "scale = 0\n15 / scale")
     for _ in range(2):  # a second try must not pass for want of anything to do
-        assert site.build(tiny) == 1
-        report = capsys.readouterr().out.split("The site was not built.")[1]
-        assert "The notebook book/chapter failed" in report
+        report = why(tiny, capsys)
+        assert "book/chapter.ipynb, cell 2 ('scale = 0') failed" in report
         assert "15 / scale" in report and "ZeroDivisionError" in report
 
 
-def test_a_warning_fails_the_build_each_time(tiny, capsys):
-    write_chapter(tiny, CELL, text="# A chapter\n\nSee {ref}`nowhere`.")
+FIGURE = """import base64
+from IPython.display import Image
+{comment}
+Image(base64.b64decode("{png}"))"""
+DOT = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9"
+    "awAAAABJRU5ErkJggg=="
+)
+
+
+def test_a_picture_without_words_fails_the_build_and_is_named(tiny, capsys):
+    write_chapter(tiny, FIGURE.format(comment="", png=DOT))
+    report = why(tiny, capsys)
+    assert "book/chapter.ipynb, cell 2 ('import base64'), line 1: WARNING" in report
+    assert "a picture without alt text" in report
+
+
+def test_a_picture_in_the_text_needs_words_too(tiny, capsys):
+    import base64
+
+    (tiny / "book" / "dot.png").write_bytes(base64.b64decode(DOT))
+    write_chapter(tiny, CELL, text="# A chapter\n\nLook:\n\n![](dot.png)")
+    report = why(tiny, capsys)
+    assert "book/chapter.ipynb, cell 1 ('# A chapter'), line 5" in report
+    assert "a picture without alt text" in report
+    write_chapter(tiny, CELL, text="# A chapter\n\nLook:\n\n![A dot.](dot.png)")
+    assert site.build(tiny) == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["See {ref}`nowhere`.", "See [it](nowhere).", "See [it](chapter#nowhere)."]
+)
+def test_a_dead_link_in_the_text_fails_the_build_each_time(tiny, capsys, text):
+    write_chapter(tiny, CELL, text=f"# A chapter\n\n{text}")
     for _ in range(2):
-        assert site.build(tiny) == 1
-        report = capsys.readouterr().out.split("The site was not built.")[1]
-        assert "nowhere" in report and "chapter.ipynb" in report
+        report = why(tiny, capsys)
+        assert "nowhere" in report
+        assert "book/chapter.ipynb, cell 1 ('# A chapter'), line 3: WARNING" in report
+
+
+def shows(html):
+    return f"from IPython.display import HTML\n\nHTML({html!r})"
+
+
+def test_a_dead_link_of_a_cell_fails_the_build_and_is_named(tiny, capsys):
+    write_chapter(tiny, shows("<a href='nowhere.html'>a page</a>"))
+    report = why(tiny, capsys)
+    assert "book/chapter.ipynb, cell 2 ('from IPython" in report
+    assert "a dead link: nowhere.html leads to no page" in report
+
+
+def test_a_link_to_no_place_of_a_page_fails_the_build(tiny, capsys):
+    write_chapter(tiny, shows("<a href='chapter.html#nowhere'>a place</a>"))
+    report = why(tiny, capsys)
+    assert "book/chapter.html: chapter.html#nowhere" in report
+    write_chapter(tiny, shows("<a href='chapter.html#a-chapter'>a place</a>"))
+    assert site.build(tiny) == 0
 
 
 def test_an_edition_leaves_its_parts_out_and_no_trace_of_them(tiny):
@@ -309,13 +170,33 @@ def test_an_edition_leaves_its_parts_out_and_no_trace_of_them(tiny):
     assert site.is_stale(tiny) and not site.is_stale(tiny, "course")
 
 
-def test_a_script_from_another_host_fails_the_build(tiny, capsys):
-    script = "<script async src='https://cdn.example/plot.js'></script>"
-    write_chapter(tiny, f'from IPython.display import HTML\n\nHTML("{script}")')
-    assert site.build(tiny) == 1
-    report = capsys.readouterr().out
-    assert "book/chapter.html: https://cdn.example/plot.js" in report
-    assert site.is_stale(tiny)
+def test_a_script_from_another_host_fails_the_build_and_is_named(tiny, capsys):
+    write_chapter(tiny, shows("<script async src='https://cdn.example/a.js'></script>"))
+    report = why(tiny, capsys)
+    assert "book/chapter.ipynb, cell 2 ('from IPython" in report
+    assert "loads https://cdn.example/a.js from another host" in report
+
+
+def test_a_page_that_loads_from_another_host_fails_without_a_cell(tiny, capsys):
+    config = tiny / "_config.yml"
+    config.write_text(
+        config.read_text().replace(
+            "sphinx: {", "sphinx: {config: {html_js_files: ['//cdn.example/a.js']}, "
+        )
+    )
+    report = why(tiny, capsys)
+    assert "book/chapter.html: //cdn.example/a.js" in report
+
+
+def test_outside_links_are_listed_in_one_report(tiny):
+    text = "# A chapter\n\n[one](https://a.example/x) <https://b.example>"
+    write_chapter(tiny, CELL, text=text)
+    assert site.build(tiny) == 0
+    listed = dict(
+        line.split("  ") for line in (tiny / site.OUTSIDE).read_text().splitlines()
+    )
+    assert listed["https://a.example/x"] == "book/chapter.html"
+    assert "https://b.example" in listed
 
 
 @pytest.mark.parametrize(
@@ -336,12 +217,12 @@ def test_a_script_from_another_host_fails_the_build(tiny, capsys):
 )
 def test_files_from_other_hosts_are_recognized(tmp_path, page, found):
     (tmp_path / "page.html").write_text(page)
-    assert bool(list(site.external_files(tmp_path))) is found
+    assert bool(list(scan.external_files(tmp_path))) is found
 
 
 def test_style_sheets_are_searched_too(tmp_path):
     (tmp_path / "a.css").write_text("p { src: url('https://fonts.example/a.woff') }")
-    assert list(site.external_files(tmp_path)) == [
+    assert list(scan.external_files(tmp_path)) == [
         ("a.css", "https://fonts.example/a.woff")
     ]
 
@@ -382,6 +263,56 @@ def test_prose_and_configuration_make_only_the_site_stale(tiny):
         assert site.site_key(tiny) != whole, name
         whole = site.site_key(tiny)
     assert site.execution_key(tiny) == execution
+
+
+def test_an_address_that_does_not_exist_gets_the_site_s_own_page(tmp_path):
+    (tmp_path / "404.html").write_text("<h1>Not here</h1>")
+    with site.make_server(tmp_path, 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/a/b.html")
+        assert caught.value.code == 404 and b"Not here" in caught.value.read()
+        server.shutdown()
+
+
+def test_a_warning_that_names_no_cell_stays_as_it_is(tiny):
+    for warning in (
+        f"{tiny}/book/page.md:12: WARNING: x",
+        f"{tiny}/book/chapter.ipynb:12: WARNING: x",
+        "/elsewhere/book/chapter.ipynb:20001: WARNING: x",
+        "WARNING: x",
+    ):
+        assert blame.with_cell(tiny, warning) == warning
+
+
+def test_dead_links_are_told_from_living_ones(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "one.html").write_text(
+        '<p id="p"></p><a name="n"></a><a href="#p">.</a><a href="#n">.</a>'
+        '<a href="../two.html#q">.</a><a href="https://x.example/#y">.</a>'
+        '<a href="mailto:x@example.org">.</a><a href="data.zip">.</a>'
+        '<a href="#no">.</a><a href="../two.html#no">.</a><a href="no.html">.</a>'
+    )
+    (tmp_path / "a" / "data.zip").write_bytes(b"")
+    (tmp_path / "two.html").write_text('<p id="q"></p><a href="/name/a/one.html#p">')
+    dead = [("a/one.html", x) for x in ("#no", "../two.html#no", "no.html")]
+    assert list(scan.dead_links(tmp_path, "/name/")) == dead
+    found = list(scan.dead_links(tmp_path, "/other/"))
+    assert ("two.html", "/name/a/one.html#p") in found
+
+
+def test_links_are_checked_and_the_broken_ones_named(tiny, capsys):
+    (tiny / "here.html").write_text("a page")
+    with site.make_server(tiny, 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = f"http://127.0.0.1:{server.server_port}"
+        text = f"# A chapter\n\n[one]({here}/here.html) [two]({here}/gone.html)"
+        write_chapter(tiny, CELL, text=text)
+        assert site.check_links(tiny) == 1
+        server.shutdown()
+    said = capsys.readouterr().out
+    assert "2 links, 1 without an answer" in said
+    assert f"cell 1 ('# A chapter'), line 3: {here}/gone.html (404" in said
 
 
 def test_serving_a_taken_port_says_what_to_do(tiny, capsys):

@@ -16,7 +16,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 from docutils import nodes
+from jupyter_cache import get_cache
 from myst_nb.sphinx_ import NbMetadataCollector
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
@@ -74,12 +76,28 @@ def setting(app: Sphinx) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def executed(app: Sphinx, page: str) -> nbformat.NotebookNode:
+    """A notebook with its outputs, as it lies in the folder of executed notebooks.
+
+    MyST-NB writes it there, but without the outputs that come from its cache: so these
+    are put in.
+    """
+    path = Path(app.outdir).parent / "jupyter_execute" / f"{page}.ipynb"
+    notebook = nbformat.read(path, 4)
+    cache = get_cache(app.env.mystnb_config.execution_cache_path)
+    try:
+        _, notebook = cache.merge_match_into_notebook(notebook)
+    except KeyError:  # it is not executed by the build
+        return notebook
+    nbformat.write(notebook, path)
+    return notebook
+
+
 def gather(app: Sphinx, doctree: nodes.document) -> None:
     """Note the verdicts of a page that was executed and has just been read."""
     page = app.env.docname
-    executed = Path(app.outdir).parent / "jupyter_execute" / f"{page}.ipynb"
     is_notebook = app.env.doc2path(page).endswith(".ipynb")
-    found = list(claims.collect(executed)) if is_notebook else []
+    found = list(claims.collect(executed(app, page))) if is_notebook else []
     app.env.kvq_verdicts[page] = found
 
 

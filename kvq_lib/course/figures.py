@@ -276,14 +276,16 @@ class Table:
         )
 
     def _repr_html_(self) -> str:
-        edge = "padding:.25em .8em;border-bottom:1px solid rgba(128,128,128,.4);"
+        edge = "padding:.25em .6em;border-bottom:1px solid rgba(128,128,128,.4);"
         whole = "white-space:nowrap;"
         head, body = [], []
         for i, column in enumerate(self.columns):
             side = "left" if i == 0 else "right"
+            # A corner without words heads nothing.
+            tag, scope = ("th", ' scope="col"') if column else ("td", "")
             head.append(
-                f'<th scope="col" style="{edge}text-align:{side}">'
-                f"{html.escape(column)}</th>"
+                f'<{tag}{scope} style="{edge}text-align:{side}">'
+                f"{html.escape(column)}</{tag}>"
             )
         for row in self.rows:
             cells = [
@@ -296,10 +298,9 @@ class Table:
             ]
             body.append(f"<tr>{''.join(cells)}</tr>")
         return (
-            '<div style="overflow-x:auto"><table style="border-collapse:collapse;'
-            'margin:.5em 0"><thead><tr>'
+            '<table style="border-collapse:collapse;margin:.5em 0"><thead><tr>'
             + "".join(head)
             + "</tr></thead><tbody>"
             + "".join(body)
-            + "</tbody></table></div>"
+            + "</tbody></table>"
         )

@@ -2,6 +2,7 @@
 
     python -m kvq_lib.course.site build [--force] [--edition full|course]
     python -m kvq_lib.course.site serve [--port 8000]
+    python -m kvq_lib.course.site links
     python -m kvq_lib.course.site set-repo https://github.com/OWNER/NAME
 
 Jupyter Book executes the chapters through a cache that looks at their cells alone: it
@@ -25,19 +26,19 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 
 import yaml
 
 from ..bench import provenance
 from ..errors import InvalidArgument
-from .repository import set_repository
+from .blame import ANSI, failure_report, with_cell
+from .repository import prefix, set_repository
+from .scan import dead_links, external_files, outside_links
 
 ROOT = Path(__file__).resolve().parents[2]
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 ENVIRONMENT = Path("_build/environment.json")  # of the cached executions
-LOG_TAIL = 40  # lines of a notebook's traceback to print
+OUTSIDE = Path("_build/outside_links.txt")  # an address a line, and its pages
 
 # Parts of _toc.yml that an edition leaves out.
 EDITIONS = {"full": (), "course": ("Solutions",)}
@@ -45,26 +46,6 @@ EDITIONS = {"full": (), "course": ("Solutions",)}
 # Files of the library that decide what a chapter shows, and a folder that does not.
 LIBRARY = (".py", ".js", ".css", ".html")
 APART = "kvq_lib/course/homework/"
-
-# Attributes through which a page loads a file; a link that a reader follows is none.
-LOADING_ATTRIBUTES = {
-    "audio": ("src",),
-    "embed": ("src",),
-    "iframe": ("src",),
-    "img": ("src", "srcset"),
-    "link": ("href",),
-    "object": ("data",),
-    "script": ("src",),
-    "source": ("src", "srcset"),
-    "track": ("src",),
-    "video": ("src", "poster"),
-}
-LINKS_NOT_LOADED = {"author", "canonical", "help", "license", "next", "prev", "search"}
-EXTERNAL = re.compile(r"(?:^|[\s,])((?:https?:)?//[^\s,]+)")
-EXTERNAL_IN_CSS = re.compile(
-    r"""(?:url\(|@import)\s*(?:url\()?\s*["']?((?:https?:)?//[^"')\s]+)"""
-)
-CSS_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 def hash_files(root: Path, files: Iterable[Path]) -> str:
@@ -158,45 +139,6 @@ def drop_stale_executions(root: Path = ROOT) -> bool:
     return dropped
 
 
-class _LoadedFiles(HTMLParser):
-    """Collects the addresses on other hosts from which a page would load something."""
-
-    def __init__(self):
-        super().__init__()
-        self.external: list[str] = []
-        self._in_style = False
-
-    def handle_starttag(self, tag, attrs):
-        self._in_style = tag == "style"
-        values = {name: value or "" for name, value in attrs}
-        self.external += EXTERNAL_IN_CSS.findall(values.get("style", ""))
-        if tag == "link" and set(values.get("rel", "").split()) & LINKS_NOT_LOADED:
-            return
-        for name in LOADING_ATTRIBUTES.get(tag, ()):
-            if not values.get(name, "").startswith("data:"):
-                self.external += EXTERNAL.findall(values.get(name, ""))
-
-    def handle_data(self, data):
-        if self._in_style:
-            self.external += EXTERNAL_IN_CSS.findall(CSS_COMMENT.sub("", data))
-
-    def handle_endtag(self, tag):
-        self._in_style = False
-
-
-def external_files(html: Path) -> Iterator[tuple[str, str]]:
-    """Yield (file of the site, address) for all that would load from another host."""
-    for page in sorted(html.rglob("*.html")):
-        parser = _LoadedFiles()
-        parser.feed(page.read_text(encoding="utf-8"))
-        for address in parser.external:
-            yield page.relative_to(html).as_posix(), address
-    for sheet in sorted(html.rglob("*.css")):
-        rules = CSS_COMMENT.sub("", sheet.read_text(encoding="utf-8"))
-        for address in EXTERNAL_IN_CSS.findall(rules):
-            yield sheet.relative_to(html).as_posix(), address
-
-
 def _environment(root: Path) -> dict[str, str]:
     """The reader's own settings must not change what the chapters print or draw."""
     build = root / "_build"
@@ -210,6 +152,7 @@ def _environment(root: Path) -> dict[str, str]:
         # Controls that need a kernel would be dead on a page; see `course.live`.
         "KVQ_STATIC_PAGE": "1",
         # A progress bar belongs on a terminal, not in a page.
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TQDM_DISABLE": "1",
         "PYTHONUNBUFFERED": "1",
         # On a busy machine threads that spin while they wait for each other take four
@@ -231,11 +174,13 @@ def table_of_contents(root: Path = ROOT, edition: str = "full") -> Path:
     return path
 
 
-def run_sphinx(root: Path = ROOT, edition: str = "full") -> tuple[int, list[str]]:
+def run_sphinx(
+    root: Path = ROOT, edition: str = "full", builder: str = "html"
+) -> tuple[int, list[str]]:
     """Run Jupyter Book, show its output as it comes, return its status and warnings."""
     command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
     command += ["build", str(root), "-n", "-W", "--keep-going", "--all"]
-    command += ["--toc", str(table_of_contents(root, edition))]
+    command += ["--toc", str(table_of_contents(root, edition)), "--builder", builder]
     colour = sys.stdout.isatty()
     warnings = []
     process = subprocess.Popen(
@@ -256,20 +201,17 @@ def run_sphinx(root: Path = ROOT, edition: str = "full") -> tuple[int, list[str]
     return process.wait(), warnings
 
 
-def failure_report(root: Path, warnings: list[str]) -> str:
-    """Name each notebook that failed, with the end of its traceback, then warnings."""
-    reports = root / "_build" / "html" / "reports"
+def page_problems(root: Path) -> str:
+    """What the pages have that no reader should meet, "" if nothing."""
+    html = root / "_build" / "html"
+    external = [f"    {page}: {address}" for page, address in external_files(html)]
+    dead = [f"    {page}: {link}" for page, link in dead_links(html, prefix(root))]
     parts = []
-    for log in sorted(reports.rglob("*.err.log")):
-        notebook = log.relative_to(reports).as_posix().removesuffix(".err.log")
-        lines = ANSI.sub("", log.read_text(encoding="utf-8")).rstrip().splitlines()
-        tail = "\n".join(f"    {line}" for line in lines[-LOG_TAIL:])
-        parts.append(f"The notebook {notebook} failed:\n\n{tail}\n")
-    if warnings:
-        listed = "\n".join(f"    {warning}" for warning in dict.fromkeys(warnings))
-        parts.append(f"Warnings fail the build:\n\n{listed}\n")
-    if not parts:
-        parts.append("Jupyter Book stopped; its own message is above.\n")
+    if external:
+        parts += ["Pages load files from other hosts:", *external]
+        parts += ["Serve such files from book/assets/vendor instead."]
+    if dead:
+        parts += ["Links lead to no page, or to no place on it:", *dead]
     return "\n".join(parts)
 
 
@@ -292,26 +234,61 @@ def build(root: Path = ROOT, force: bool = False, edition: str = "full") -> int:
         print(f"\nThe site was not built.\n\n{failure_report(root, warnings)}")
         print("Mend this and run `make book` again: chapters that ran are kept.")
         return 1
-    if external := list(external_files(html)):
-        print("\nThe site was not built: pages load files from other hosts.\n")
-        for page, address in external:
-            print(f"    {page}: {address}")
-        print("\nServe such files from book/assets/vendor instead.")
+    if problems := page_problems(root):
+        print(f"\nThe site was not built.\n\n{problems}")
         return 1
+    lines = [f"{url}  {' '.join(on)}\n" for url, on in outside_links(html).items()]
+    (root / OUTSIDE).write_text("".join(lines), encoding="utf-8")
     stamp.write_text(f"{edition}-{key}")
     print(f"Open {html / 'index.html'}")
     return 0
+
+
+def check_links(root: Path = ROOT) -> int:
+    """Ask every outside address for an answer, with Sphinx's own checker."""
+    status, _ = run_sphinx(root, builder="linkcheck")
+    # Jupyter Book has the reports written among the pages.
+    reports = root / "_build" / "linkcheck"
+    reports.mkdir(exist_ok=True)
+    for name in ("output.txt", "output.json"):
+        written = root / "_build" / "html" / name
+        if not written.exists():
+            print("No link was checked: the reason is above.")
+            return 1
+        written.replace(reports / name)
+    lines = (reports / "output.json").read_text(encoding="utf-8").splitlines()
+    links = [json.loads(line) for line in lines]
+    broken = [link for link in links if link["status"] == "broken"]
+    for link in broken:
+        place = f"{root / link['filename']}:{link['lineno']}:"
+        print(with_cell(root, f"{place} {link['uri']} ({link['info'][:100]})"))
+    print(f"{len(links)} links, {len(broken)} without an answer: {reports}")
+    return 1 if broken else status
 
 
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
 
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    def send_error(self, code, message=None, explain=None):
+        """For an address that does not exist, the site's own page, as on GitHub."""
+        own = Path(self.directory) / "404.html"
+        if code != 404 or not own.exists():
+            super().send_error(code, message, explain)
+            return
+        content = own.read_bytes()
+        self.send_response(404)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+
 def make_server(html: Path, port: int) -> http.server.ThreadingHTTPServer:
     """A server of the folder `html` on this machine only; port 0 picks a free one."""
-    handler = functools.partial(
-        http.server.SimpleHTTPRequestHandler, directory=str(html)
-    )
+    handler = functools.partial(_Handler, directory=str(html))
     return _Server(("127.0.0.1", port), handler)
 
 
@@ -353,11 +330,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     setter = commands.add_parser("set-repo", help="say where the repository is")
     setter.add_argument("url", help='https://github.com/OWNER/NAME, or "" for none')
+    commands.add_parser("links", help="ask whether the links to other sites are alive")
     server = commands.add_parser("serve", help="serve the built site on this machine")
     server.add_argument("--port", type=int, default=8000)
     options = parser.parse_args(arguments)
     if options.command == "build":
         return build(force=options.force, edition=options.edition)
+    if options.command == "links":
+        return check_links()
     if options.command == "set-repo":
         try:
             set_repository(ROOT, options.url)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...errors import InvalidArgument
-from . import grade_commands
+from . import grade_commands, library
 
 PACKAGES = ("nbformat", "nbclient", "jupytext", "ipykernel", "yaml")
 
@@ -157,20 +157,17 @@ def _run(command, options) -> tuple[str, int]:
 
 
 def find_root(given: Path | None = None) -> Path:
-    """The checkout: as given, around the current folder, or around the package.
+    """Where sources are built: any folder as given, else the checkout.
 
     Raises:
-        InvalidArgument: there is none.
+        InvalidArgument: no such folder.
+        LibraryError: no checkout.
     """
-    if given is not None:
-        if not given.is_dir():
-            raise InvalidArgument(f"--root {given} is no folder")
-        return given.resolve()
-    here, package = Path.cwd(), Path(__file__).resolve().parents[3]
-    for folder in (here, *here.parents, package):
-        if (folder / "kvq_lib").is_dir() and (folder / "pyproject.toml").exists():
-            return folder
-    raise InvalidArgument("no checkout here: give --root, or go into its folder")
+    if given is None:
+        return library.find_root()
+    if not given.is_dir():
+        raise InvalidArgument(f"--root {given} is no folder")
+    return given.resolve()
 
 
 def _progress(sources: Iterable, what: str):

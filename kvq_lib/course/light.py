@@ -1,0 +1,58 @@
+"""A Sphinx extension: pages whose text is there at once on a slow line.
+
+Scripts wait until the page is read (here those that Sphinx adds, in
+book/assets/templates those of the theme).  The theme draws its icons with a font and
+once more with 1.5 MB of script: the font does.  A figure needs no more than 256
+colours, and is a third of the size with them.
+"""
+
+import io
+from pathlib import Path
+
+from PIL import Image
+from sphinx.application import Sphinx
+
+ICONS = Path("_static/scripts/fontawesome.js")
+SETTING = (
+    "DOCUMENTATION_OPTIONS."  # written by a script in the page, for one that waits
+)
+
+
+def defer(app: Sphinx, page: str, template: str, context: dict, doctree) -> None:
+    """Let a page's scripts run once its text is there, in the same order.
+
+    On the page of search results the text is what the scripts find.
+    """
+    if page == "search":
+        return
+    for script in context.get("script_files", ()):
+        if script.filename:
+            script.attributes["defer"] = "defer"
+        elif script.attributes.get("body", "").startswith(SETTING):
+            script.attributes["type"] = "module"  # waits, and keeps its place
+
+
+def drop_icons(app: Sphinx, exception: Exception | None) -> None:
+    """Empty the script of the icons; pages ask for it by name."""
+    path = Path(app.outdir) / ICONS
+    if path.exists():
+        path.write_text("// Icons come from the theme's font.\n", encoding="utf-8")
+
+
+def shrink_pictures(app: Sphinx, exception: Exception | None) -> None:
+    """Write the figures with a palette, where that is smaller."""
+    for path in (Path(app.outdir) / "_images").glob("*.png"):
+        smaller = io.BytesIO()
+        with Image.open(path) as image:
+            flat = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        flat.save(smaller, "PNG", optimize=True)
+        if smaller.tell() < path.stat().st_size:
+            path.write_bytes(smaller.getvalue())
+
+
+def setup(app: Sphinx) -> dict:
+    """Called by Sphinx."""
+    app.connect("html-page-context", defer, priority=900)
+    app.connect("build-finished", drop_icons)
+    app.connect("build-finished", shrink_pictures)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,80 @@
+"""The built site, served, and opened in a browser that may reach nothing else."""
+
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvq_lib.course import site
+
+ROOT = Path(__file__).resolve().parents[1]
+HTML = ROOT / "_build" / "html"
+
+PAGES = [
+    *(f"{page}.html" for page in site.pages()),
+    "404.html",
+    "genindex.html",
+    "search.html",
+]
+
+
+def source_of(page):
+    path = HTML / page
+    assert path.exists(), f"{page} is not built: run `make book`"
+    return path.read_text(encoding="utf-8")
+
+
+@contextmanager
+def served(folder=HTML):
+    """The address at which a folder is served meanwhile."""
+    server = site.make_server(folder, 0)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+class Visitor:
+    """Opens pages, and writes down whatever a page does that it should not."""
+
+    def __init__(self, browser, address):
+        self.browser, self.address = browser, address
+        self.troubles, self.contexts = [], []
+
+    def guard(self, route):
+        if route.request.url.startswith((self.address, "data:")):
+            route.continue_()
+        else:
+            self.troubles.append(f"request to another host: {route.request.url}")
+            route.abort()
+
+    def open(self, path, width=1280, height=900, seen=None, **settings):
+        context = self.browser.new_context(
+            viewport={"width": width, "height": height}, **settings
+        )
+        self.contexts.append(context)
+        context.route("**/*", self.guard)
+        page = context.new_page()
+        page.on("pageerror", lambda error: self.note(f"script error: {error}"))
+        page.on("console", self.read_console)
+        page.on("response", self.read_response)
+        if seen is not None:
+            page.on("response", lambda response: seen.append(response))
+        page.goto(f"{self.address}/{path}", wait_until="networkidle")
+        return page
+
+    def note(self, trouble):
+        self.troubles.append(trouble)
+
+    def read_console(self, message):
+        if message.type == "error":
+            self.note(f"console error: {message.text}")
+
+    def read_response(self, response):
+        if response.status >= 400:
+            self.note(f"{response.status} for {response.url}")
+
+    def close(self):
+        for context in self.contexts:
+            context.close()
+        assert self.troubles == []
