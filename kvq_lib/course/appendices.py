@@ -16,7 +16,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 from docutils import nodes
+from jupyter_cache import get_cache
 from myst_nb.sphinx_ import NbMetadataCollector
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
@@ -77,10 +79,24 @@ def setting(app: Sphinx) -> dict:
 def gather(app: Sphinx, doctree: nodes.document) -> None:
     """Note the verdicts of a page that was executed and has just been read."""
     page = app.env.docname
-    executed = Path(app.outdir).parent / "jupyter_execute" / f"{page}.ipynb"
     is_notebook = app.env.doc2path(page).endswith(".ipynb")
-    found = list(claims.collect(executed)) if is_notebook else []
+    found = list(claims.collect(executed(app, page))) if is_notebook else []
     app.env.kvq_verdicts[page] = found
+
+
+def executed(app: Sphinx, page: str) -> Path:
+    """The notebook of a page with its outputs.
+
+    Where these come from the cache, myst-nb saves the notebook without them.
+    """
+    path = Path(app.outdir).parent / "jupyter_execute" / f"{page}.ipynb"
+    cache = get_cache(app.env.mystnb_config.execution_cache_path)
+    try:
+        _, whole = cache.merge_match_into_notebook(nbformat.read(path, as_version=4))
+    except KeyError:  # it failed, or carries outputs of its own
+        return path
+    nbformat.write(whole, path)
+    return path
 
 
 def forget(app: Sphinx, env, page: str) -> None:
