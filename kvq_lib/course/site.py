@@ -42,9 +42,9 @@ LOG_TAIL = 40  # lines of a notebook's traceback to print
 # Parts of _toc.yml that an edition leaves out.
 EDITIONS = {"full": (), "course": ("Solutions",)}
 
-# Files of the library that decide what a chapter shows, and a folder that does not.
+# Files of the library that decide what a chapter shows, and folders that do not.
 LIBRARY = (".py", ".js", ".css", ".html")
-APART = "kvq_lib/course/homework/"
+APART = ("kvq_lib/course/homework/", "kvq_lib/course/publish/")
 
 # Attributes through which a page loads a file; a link that a reader follows is none.
 LOADING_ATTRIBUTES = {
