@@ -24,17 +24,24 @@ STAMP   := $(VENV)/.installed-$(shell cat $(LOCK) | cksum | tr ' ' '-')
 ENGINE_LOCK  := requirements-engine.txt
 ENGINE_STAMP := $(ENGINE)/.installed-$(shell cksum < $(ENGINE_LOCK) | tr ' ' '-')
 
-.PHONY: help book serve set-repo links test measure bench engine homework kernels gpu \
-  lint format clean
+.PHONY: help book serve watch new-chapter set-repo links test packages measure bench \
+  engine homework kernels gpu wheel release publish lint format clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 book: $(STAMP) ## execute the chapters and build the site (EDITION=course: no solutions)
 	@$(PY) -m kvq_lib.course.site build --edition $(EDITION)
 
 serve: book ## serve the site on this machine (PORT=8000)
 	@$(PY) -m kvq_lib.course.site serve --port $(PORT)
+
+watch: $(STAMP) ## show a page again whenever it is saved (PORT=8000)
+	@$(PY) -m kvq_lib.course.publish.watch --port $(PORT)
+
+# Names and titles come from the command line: the shell must not read them as commands.
+new-chapter: $(STAMP) ## write a chapter to begin with (NAME=12_topic TITLE="words")
+	@$(PY) -m kvq_lib.course.publish.chapter "$$NAME" "$$TITLE"
 
 set-repo: $(STAMP) ## say where the repository is (URL=https://github.com/OWNER/NAME)
 	@$(PY) -m kvq_lib.course.site set-repo "$(URL)"
@@ -45,6 +52,9 @@ links: $(STAMP) ## ask whether links to other sites are alive (needs the network
 test: override EDITION := full
 test: book lint ## check everything: the book, style, units, notebooks, pages
 	@$(PY) -m pytest -n $(WORKERS) --dist loadfile
+
+packages: ## install Debian's packages that the tests need (asks sudo if need be)
+	@bash .ci/packages
 
 measure: $(STAMP) ## measure the records of chapters 4, 5 and 7 again
 	@$(PY) -m kvq_lib.bench.quality
@@ -68,7 +78,20 @@ kernels: $(STAMP) ## compile every kernel variant for six GPU generations
 gpu: $(STAMP) ## test and measure the kernels on the NVIDIA GPU of this machine
 	@$(PY) -m kvq_lib.bench.gpu
 
-lint: $(STAMP) ## check style
+# What an earlier build left in build/ would get into the wheel.
+wheel: $(STAMP) ## build the library's wheel into _build/release
+	@rm -rf build _build/release
+	@$(PY) -m pip wheel --quiet --no-deps --no-build-isolation -w _build/release .
+	@rm -rf build
+
+release: book pdf wheel ## gather wheel, PDF and deck in _build/release (TAG=v0.1.0)
+	@$(PY) -m kvq_lib.course.publish.release $${TAG:+"$$TAG"}
+
+publish: ## attach them to a new release of the tag (TAG=v0.1.0; needs gh)
+	@gh release create "$$TAG" --verify-tag --title "$$TAG" \
+	  --notes-file _build/release/notes.md _build/release/kvq*
+
+lint: $(STAMP) ## check style, and GitHub's workflows
 	@$(PY) -m ruff check . || { echo "Style: run \`make format\`, mend what is left."; exit 1; }
 	@$(PY) -m ruff format --check . || { echo "Layout: run \`make format\`."; exit 1; }
 

@@ -1,20 +1,16 @@
 """The appendices: symbols, words, the library's reference, the status page, works."""
 
-import copy
 import inspect
 import json
 import os
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import nbformat
 import pytest
-from jupyter_cache import get_cache
-from jupyter_cache.cache.main import CacheBundleIn
 
 import kvq_lib as kvq
-from kvq_lib.course import api, appendices, site
+from kvq_lib.course import api, site
 
 ROOT = Path(__file__).resolve().parents[1]
 HTML = ROOT / "_build" / "html" / "book"
@@ -135,29 +131,6 @@ def test_names_in_code_exist():
     )
     for name in re.findall(r"`(\w+)`", NOTATION):
         assert re.search(rf"\b{name}\b", sources), name
-
-
-# -- what was executed -----------------------------------------------------------------
-
-
-def test_outputs_that_come_from_the_cache_count_as_executed(tmp_path):
-    # A second build executes nothing: MyST-NB shows outputs from its cache, and writes
-    # the notebook without them.
-    plain = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1", id="a")])
-    ran = copy.deepcopy(plain)
-    ran.cells[0].outputs = [nbformat.v4.new_output("stream", text="2")]
-    path = tmp_path / "jupyter_execute" / "book" / "page.ipynb"
-    path.parent.mkdir(parents=True)
-    nbformat.write(plain, path)
-    config = SimpleNamespace(execution_cache_path=str(tmp_path / "cache"))
-    app = SimpleNamespace(
-        outdir=tmp_path / "html", env=SimpleNamespace(mystnb_config=config)
-    )
-    assert appendices.executed(app, "book/page").cells[0].outputs == []
-    cache = get_cache(config.execution_cache_path)
-    cache.cache_notebook_bundle(CacheBundleIn(ran, "page"), check_validity=False)
-    assert appendices.executed(app, "book/page").cells[0].outputs[0].text == "2"
-    assert nbformat.read(path, 4).cells[0].outputs[0].text == "2"
 
 
 # -- glossary --------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from kvq_lib.errors import InvalidArgument
 ROOT = Path(__file__).resolve().parents[1]
 EXECUTED = ROOT / "_build" / "jupyter_execute"
 PAGE = ROOT / "_build" / "html" / "book" / "appendix_claims.html"
-ALL = {*(f"C{n:02}" for n in range(1, 35)), *(f"M{n}" for n in range(1, 5))}
+LESSON = {*(f"C{n:02}" for n in range(1, 35)), *(f"M{n}" for n in range(1, 5))}
 LEDGER = ledger.load()
 PAGES = site.pages()
 OWED = [claim for claim in LEDGER.values() if claim.chapter in PAGES]
@@ -56,8 +56,10 @@ def verdicts():
     }
 
 
-def test_the_ledger_lists_every_claim_once():
-    assert set(LEDGER) == ALL
+def test_the_ledger_lists_every_claim_of_the_lesson_and_leaves_no_number_out():
+    numbers = sorted(int(claim_id[1:]) for claim_id in LEDGER if claim_id[0] == "C")
+    assert set(LEDGER) >= LESSON
+    assert numbers == list(range(1, len(numbers) + 1))
 
 
 def test_a_claim_listed_twice_is_refused(tmp_path):
@@ -147,3 +149,42 @@ def test_the_sheet_has_the_colours_of_the_verdicts():
     for ruling, (_, color) in claims.RULINGS.items():
         rule = re.search(rf"\.claim-{ruling.replace(' ', '-')} {{(.*?)}}", sheet, re.S)
         assert color.lower() in rule[1]
+
+
+# -- a build whose outputs come from the cache -----------------------------------------
+
+CONFIG = """
+title: Tiny
+only_build_toc_files: true
+execute: {execute_notebooks: cache}
+launch_buttons: {thebe: false}
+sphinx: {extra_extensions: [kvq_lib.course.appendices]}
+"""
+CELL = """
+from kvq_lib.course.claims import verdict
+
+verdict("C01", "Two and two are four.", "holds", {"sum": 2 + 2})
+"""
+
+
+def test_a_verdict_from_the_cache_counts(tmp_path, capsys):
+    """A chapter whose text alone was edited is not executed again, and owes no less."""
+    (tmp_path / "book").mkdir()
+    (tmp_path / "_config.yml").write_text(CONFIG)
+    (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: book/chapter\n")
+    words = 'book/chapter:\n  C01: "Two and two are four."\n'
+    (tmp_path / "book" / "claims.yml").write_text(words)
+    executed = tmp_path / "_build" / "jupyter_execute" / "book" / "chapter.ipynb"
+    for title, runs in (("# Once", True), ("# Twice", False)):
+        chapter = nbformat.v4.new_notebook(
+            cells=[
+                nbformat.v4.new_markdown_cell(title, id="title"),
+                nbformat.v4.new_code_cell(CELL.strip(), id="code"),
+            ],
+            metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+        )
+        nbformat.write(chapter, tmp_path / "book" / "chapter.ipynb")
+        assert site.build(tmp_path) == 0
+        assert ("Executing notebook" in capsys.readouterr().out) == runs
+        (found,) = claims.collect(executed)
+        assert found["id"] == "C01" and found["execution_count"] == 1

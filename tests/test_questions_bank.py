@@ -78,7 +78,7 @@ def test_sections_and_works_are_those_of_the_book():
     page = "book/02_memory_bottleneck"
     assert question.section == bank.Section(page, "2.2", "Count the tensors")
     assert (
-        len(AROUND.sections) == 12
+        len(AROUND.sections) >= 12
         and "6b.3" in AROUND.sections["book/06b_how_the_kernel_reads_a_page"]
     )
     assert {"ainslie2023gqa", "liu2024kivi"} <= AROUND.works

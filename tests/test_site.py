@@ -246,14 +246,18 @@ def test_what_outputs_depend_on_changes_the_execution_key(tiny, path):
     assert site.execution_key(tiny) != before
 
 
-def test_the_grader_changes_no_chapter(tiny):
+@pytest.mark.parametrize("folder", site.APART)
+def test_the_grader_and_the_press_change_no_chapter(tiny, folder):
     before = site.execution_key(tiny)
-    path = tiny / "kvq_lib" / "course" / "homework" / "grade.py"
+    path = tiny / folder / "new.py"
     path.parent.mkdir(parents=True)
     path.write_text("changed")
     assert site.execution_key(tiny) == before
-    chapters = (site.ROOT / "book").glob("*.ipynb")
-    assert not any("course.homework" in p.read_text(encoding="utf-8") for p in chapters)
+    module = folder.removesuffix("/").replace("/", ".")
+    for chapter in (site.ROOT / "book").glob("*.ipynb"):
+        text = chapter.read_text(encoding="utf-8")
+        assert module not in text
+        assert f"from kvq_lib.course import {module.split('.')[-1]}" not in text
 
 
 def test_prose_and_configuration_make_only_the_site_stale(tiny):

@@ -43,9 +43,9 @@ OUTSIDE = Path("_build/outside_links.txt")  # an address a line, and its pages
 # Parts of _toc.yml that an edition leaves out.
 EDITIONS = {"full": (), "course": ("Solutions",)}
 
-# Files of the library that decide what a chapter shows, and a folder that does not.
+# Files of the library that decide what a chapter shows, and folders that do not.
 LIBRARY = (".py", ".js", ".css", ".html")
-APART = "kvq_lib/course/homework/"
+APART = ("kvq_lib/course/homework/", "kvq_lib/course/publish/")
 
 
 def hash_files(root: Path, files: Iterable[Path]) -> str:

@@ -57,7 +57,7 @@ def find_root(start: "str | Path | None" = None) -> Path:
 
 def _sources(root: Path) -> list[Path]:
     """Files that make the wheel, relative to the checkout, sorted."""
-    found = [Path("pyproject.toml"), Path("README.md")]
+    found = [Path(name) for name in ("pyproject.toml", "README.md", "LICENSE")]
     for path in (root / "kvq_lib").rglob("*"):
         if path.is_file() and path.suffix != ".pyc":
             found.append(path.relative_to(root))
