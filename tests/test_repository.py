@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from kvq_lib.course import repository, site
+from kvq_lib.course import bootstrap, repository, site
 from kvq_lib.errors import InvalidArgument
 
 URL = "https://github.com/some-owner/some.book"
@@ -24,6 +24,7 @@ def test_the_address_is_written_where_the_build_reads_it(tmp_path):
         settings = yaml.safe_load((tmp_path / "_config.yml").read_text())
         wanted = {"kvq_repository": URL if given else "", "other": "kept"}
         assert settings["sphinx"]["config"] == wanted
+        assert repository.current(tmp_path) == wanted["kvq_repository"]
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,7 @@ def test_a_configuration_without_the_setting_is_told(tmp_path):
     (tmp_path / "_config.yml").write_text("title: other\n")
     with pytest.raises(InvalidArgument, match="0 lines"):
         repository.set_repository(tmp_path, URL)
+    assert repository.current(tmp_path) == repository.current(tmp_path / "none") == ""
 
 
 def test_the_book_s_own_configuration_has_the_setting():
@@ -50,12 +52,14 @@ def test_the_book_s_own_configuration_has_the_setting():
 def test_pages_get_the_button_once_the_address_is_known():
     options = {"show_toc_level": 2}
     config = SimpleNamespace(kvq_repository="", html_theme_options=options)
-    repository.offer_colab(None, config)
+    app = SimpleNamespace(srcdir=site.ROOT)
+    repository.offer_colab(app, config)
     assert config.html_theme_options == options
     config.kvq_repository = URL
-    repository.offer_colab(None, config)
+    repository.offer_colab(app, config)
     found = config.html_theme_options
     assert found["repository_url"] == URL and found["show_toc_level"] == 2
+    assert found["repository_branch"] == bootstrap.tag(site.ROOT)
     assert found["launch_buttons"] == {"colab_url": "https://colab.research.google.com"}
 
 

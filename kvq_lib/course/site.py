@@ -32,6 +32,7 @@ import yaml
 
 from ..bench import provenance
 from ..errors import InvalidArgument
+from . import bootstrap
 from .repository import set_repository
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -360,10 +361,13 @@ def main(arguments: list[str] | None = None) -> int:
         return build(force=options.force, edition=options.edition)
     if options.command == "set-repo":
         try:
-            set_repository(ROOT, options.url)
+            changed = set_repository(ROOT, options.url)
         except InvalidArgument as error:
             parser.error(str(error))
-        print("Run `make book` again.")
+        for path in changed:
+            print(f"written: {path.relative_to(ROOT)}")
+        print(f"Notebooks fetch {bootstrap.tag(ROOT)}: commit, push that tag, then")
+        print("run `make book` again; all chapters are executed.")
         return 0
     if not 0 <= options.port < 65536:
         parser.error(f"a port is 0 to 65535, got {options.port}")
