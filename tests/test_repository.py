@@ -25,6 +25,7 @@ def test_the_address_is_written_where_the_build_reads_it(tmp_path):
         settings = yaml.safe_load((tmp_path / "_config.yml").read_text())
         wanted = {"kvq_repository": URL if given else "", "other": "kept"}
         assert settings["sphinx"]["config"] == wanted
+        assert repository.current(tmp_path) == wanted["kvq_repository"]
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,7 @@ def test_a_configuration_without_the_setting_is_told(tmp_path):
     (tmp_path / "_config.yml").write_text("title: other\n")
     with pytest.raises(InvalidArgument, match="0 lines"):
         repository.set_repository(tmp_path, URL)
+    assert repository.current(tmp_path) == repository.current(tmp_path / "none") == ""
 
 
 def test_the_book_s_own_configuration_has_the_setting():
@@ -88,6 +90,7 @@ def small(tmp_path):
     toc = "format: jb-book\nroot: book/one\nchapters:\n  - file: book/two\n"
     (tmp_path / "_toc.yml").write_text(toc)
     (tmp_path / "book" / "two.md").write_text("# Another\n")
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "0.3.0"\n')
     cells = [nbformat.v4.new_markdown_cell("# A chapter", id="title")]
     notebook = nbformat.v4.new_notebook(cells=cells)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
@@ -106,7 +109,7 @@ def test_an_address_gives_buttons_a_map_and_titles_to_share(small):
     assert site.build(small) == 0
     page = (html / "book" / "one.html").read_text()
     here = "https://some-owner.github.io/some.book/"
-    assert f'href="{repository.COLAB}/github/some-owner/some.book/blob/' in page
+    assert f'href="{repository.COLAB}/github/some-owner/some.book/blob/v0.3.0/' in page
     assert f'<meta property="og:url" content="{here}book/one.html"' in page
     assert f'<meta property="og:image" content="{here}_static/picture.png"' in page
     assert f'<link rel="canonical" href="{here}book/one.html"' in page

@@ -1,21 +1,27 @@
-"""Where the book's repository is: one setting, from which buttons and links are made.
+"""Where the book's repository is: one setting, from which all that names it is made.
 
-`kvq_repository` in _config.yml, empty until `make set-repo URL=...` sets it.  The site
-is then expected where GitHub Pages serves it, https://OWNER.github.io/NAME/.
+`kvq_repository` in _config.yml, empty until `make set-repo URL=...` sets it.  From it
+come the buttons of the site, the first cells of notebooks and the address to cite.  The
+site is then expected where GitHub Pages serves it, https://OWNER.github.io/NAME/.
 """
+
+from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import yaml
-from sphinx.application import Sphinx
-
 from ..errors import InvalidArgument
+from . import bootstrap
+
+if TYPE_CHECKING:  # building homework needs the address, and no Sphinx
+    from sphinx.application import Sphinx
 
 COLAB = "https://colab.research.google.com"
 _ADDRESS = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+?(?:\.git)?/?")
-_SETTING = re.compile(r'^(\s+kvq_repository: )".*"', re.M)
+_SETTING = re.compile(r'^(\s+kvq_repository: )"(.*)"', re.M)
+_CITED = re.compile(r"^repository-code:.*\n", re.M)
 
 
 def checked(url: str) -> str:
@@ -31,26 +37,41 @@ def checked(url: str) -> str:
     return url.rstrip("/").removesuffix(".git")
 
 
-def set_repository(root: Path, url: str) -> None:
-    """Write the setting.
+def current(root: Path) -> str:
+    """The address that is set; "" where none is, or where there is no _config.yml."""
+    path = root / "_config.yml"
+    found = _SETTING.search(path.read_text(encoding="utf-8")) if path.exists() else None
+    return found[2] if found else ""
+
+
+def set_repository(root: Path, url: str) -> list[Path]:
+    """Write the setting and all that follows from it; return the files that changed.
+
+    Another address, "" for none among them, undoes the one before to the byte.
 
     Raises:
         InvalidArgument: as in `checked`, or _config.yml has no such setting.
     """
+    url = checked(url)
     path = root / "_config.yml"
-    text, count = _SETTING.subn(
-        lambda found: f'{found[1]}"{checked(url)}"', path.read_text(encoding="utf-8")
-    )
-    if count != 1:
+    text = path.read_text(encoding="utf-8")
+    if (count := len(_SETTING.findall(text))) != 1:
         raise InvalidArgument(f"{path} has {count} lines `kvq_repository: ...`, not 1")
+    changed = _write(path, _SETTING.sub(rf'\g<1>"{url}"', text))
+    citation = root / "CITATION.cff"
+    if citation.exists():
+        cited = f'repository-code: "{url}"\n' if url else ""
+        text = citation.read_text(encoding="utf-8")
+        changed += _write(citation, _CITED.sub("", text) + cited)
+    return changed + bootstrap.write_cells(root, url)
+
+
+def _write(path: Path, text: str) -> list[Path]:
+    """Write a file if that changes it; return it if it did."""
+    if path.read_text(encoding="utf-8") == text:
+        return []
     path.write_text(text, encoding="utf-8")
-
-
-def repository(root: Path) -> str:
-    """The setting, "" if there is none."""
-    text = (root / "_config.yml").read_text(encoding="utf-8")
-    config = yaml.safe_load(text).get("sphinx", {}).get("config", {})
-    return checked(config.get("kvq_repository", ""))
+    return [path]
 
 
 def pages_address(url: str) -> str:
@@ -65,17 +86,21 @@ def pages_address(url: str) -> str:
 def prefix(root: Path) -> str:
     """The path under which the site is served: of its links none but those of the page
     for addresses that do not exist begin with it."""
-    return urlsplit(pages_address(repository(root))).path or "/"
+    return urlsplit(pages_address(current(root))).path or "/"
 
 
 def use_address(app: Sphinx, config) -> None:
     """What an address makes possible: a button that opens a notebook in Colab, a site
-    map, pictures and titles for those who share a link."""
+    map, pictures and titles for those who share a link.
+
+    The button opens the tag of this version, whose library the notebook's first cell
+    fetches.
+    """
     if url := checked(config.kvq_repository):
         config.html_theme_options = {
             **config.html_theme_options,
             "repository_url": url,
-            "repository_branch": "main",
+            "repository_branch": bootstrap.tag(Path(app.srcdir)),
             "launch_buttons": {"colab_url": COLAB},
         }
         here = pages_address(url)

@@ -32,6 +32,7 @@ import yaml
 
 from ..bench import provenance
 from ..errors import InvalidArgument
+from . import bootstrap
 from .blame import ANSI, failure_report, with_cell
 from .repository import prefix, set_repository
 from .scan import dead_links, external_files, outside_links
@@ -151,8 +152,9 @@ def _environment(root: Path) -> dict[str, str]:
         "JUPYTER_PREFER_ENV_PATH": "1",
         # Controls that need a kernel would be dead on a page; see `course.live`.
         "KVQ_STATIC_PAGE": "1",
-        # A progress bar belongs on a terminal, not in a page.
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        # A progress bar belongs on a terminal, not in a page.  Those that tqdm makes for
+        # notebooks have no switch; in Spyder it makes those of a terminal, which do.
+        "SPYDER": "",
         "TQDM_DISABLE": "1",
         "PYTHONUNBUFFERED": "1",
         # On a busy machine threads that spin while they wait for each other take four
@@ -340,10 +342,13 @@ def main(arguments: list[str] | None = None) -> int:
         return check_links()
     if options.command == "set-repo":
         try:
-            set_repository(ROOT, options.url)
+            changed = set_repository(ROOT, options.url)
         except InvalidArgument as error:
             parser.error(str(error))
-        print("Run `make book` again.")
+        for path in changed:
+            print(f"written: {path.relative_to(ROOT)}")
+        print(f"Notebooks fetch {bootstrap.tag(ROOT)}: commit, push that tag, then")
+        print("run `make book` again; all chapters are executed.")
         return 0
     if not 0 <= options.port < 65536:
         parser.error(f"a port is 0 to 65535, got {options.port}")

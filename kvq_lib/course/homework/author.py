@@ -76,9 +76,10 @@ def values(homework: Homework) -> dict:
     solution, probes = notebooks.solution(homework), all_probes(homework)
     found = run(solution, [Asked(p.question, p.code, p.seed) for p in probes])
     problems = []
-    for made, cell in zip(solution.cells, homework.solution, strict=True):
-        if made.id in found.failed:
-            text = f"the grader's run of this cell {said(found.failed[made.id])}"
+    cells = homework.solution
+    for name, cell in zip(notebooks.ids(cells), cells, strict=True):
+        if name in found.failed:
+            text = f"the grader's run of this cell {said(found.failed[name])}"
             problems.append(Problem(homework.path, cell.line, text))
     outcomes = dict(zip(probes, found.transcript.outcomes, strict=True))
     for probe, outcome in outcomes.items():

@@ -2,7 +2,7 @@
 
 All of them come from the same cells, with ids that say what a cell is ("q2-check") and
 stay as they are when another question changes.  Nothing of a probe or a mutant is in
-any of them.
+any of them.  Those that import kvq_lib begin with the cell that fetches it on Colab.
 """
 
 import os
@@ -16,6 +16,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode, v4
 
+from .. import bootstrap, repository
 from . import blocks
 from .source import Cell, Homework, Mutant, Problem, SourceError
 
@@ -104,6 +105,9 @@ def _notebook(
             text = answer(cell) if cell.role == "answer" else cell.source
             made = v4.new_code_cell(text, id=name, metadata=metadata)
         notebook.cells.append(made)
+    if bootstrap.needed(notebook):
+        address = repository.current(homework.root)
+        bootstrap.put(notebook, bootstrap.source(notebook, homework.root, address))
     return notebook
 
 
@@ -171,14 +175,13 @@ def execute(notebook: NotebookNode, homework: Homework) -> None:
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
     # One line of the source for each cell that is shown.
-    lines = {
-        made.id: cell.line
-        for made, cell in zip(notebook.cells, homework.solution, strict=True)
-    }
+    cells = homework.solution
+    lines = dict(zip(ids(cells), (cell.line for cell in cells), strict=True))
+    lines[bootstrap.ID] = 1
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
             notebook,
-            km=AsyncKernelManager(kernel_spec_manager=_this_python()),
+            km=AsyncKernelManager(kernel_spec_manager=kernels(sys.executable)),
             timeout=CELL_SECONDS,
             allow_errors=True,
             record_timing=False,
@@ -206,20 +209,20 @@ def execute(notebook: NotebookNode, homework: Homework) -> None:
         raise SourceError(problems)
 
 
-def _this_python():
-    """Kernels of the Python that runs this, whatever else is installed."""
+def kernels(python: str):
+    """Kernels of one Python, whatever else is installed."""
     from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 
-    class ThisPython(KernelSpecManager):
+    class OnePython(KernelSpecManager):
         def get_kernel_spec(self, kernel_name):
-            command = [sys.executable, "-m", "ipykernel_launcher", "--log-level=ERROR"]
+            command = [python, "-m", "ipykernel_launcher", "--log-level=ERROR"]
             return KernelSpec(
                 argv=[*command, "-f", "{connection_file}"],
                 display_name="Python 3",
                 language="python",
             )
 
-    return ThisPython()
+    return OnePython()
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -166,6 +166,11 @@ class Homework:
     questions: tuple[Question, ...]
 
     @property
+    def root(self) -> Path:
+        """The repository, if the source lies where sources lie."""
+        return self.path.resolve().parents[2]
+
+    @property
     def points(self) -> float:
         """What all right answers get."""
         return sum(question.points for question in self.questions)

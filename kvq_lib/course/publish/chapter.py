@@ -17,7 +17,7 @@ from pathlib import Path
 import jupytext
 
 from ...errors import InvalidArgument
-from .. import ledger
+from .. import bootstrap, ledger, repository
 from ..site import ROOT
 
 TEMPLATE = Path(__file__).with_name("chapter.md")
@@ -168,6 +168,7 @@ def write(root: Path, name: str, title: str) -> str:
         files[file] = insert(text, place, name, new, gap)
     for file, text in files.items():
         (root / file).write_text(text, encoding="utf-8")
+    bootstrap.write_cells(root, repository.current(root))
     return NEXT.format(claim=claim_id, name=name)
 
 
