@@ -68,8 +68,8 @@ ALONE = {
 # Code that no record was measured with, but which gives the same numbers: its hash, and
 # that of the module as it was measured.  Measuring again empties this table.
 SAME = {
-    # weights.py reads the packaged model with transformers 5.15, too.  What it writes is
-    # the same to the bit: a test compares it.
+    # weights.py reads the packaged model with transformers 5.15, too.  What it writes
+    # is the same to the bit: a test compares it.
     "57e4029f152262b2a5fb1c65adda930dba41cdf0e0cafa57ddfdf0109ec3d9e9": (
         "2c7c12976e968253f04f1018af784e9b823df2b0367348bc2e2114cd3b5cd681"
     ),

@@ -152,8 +152,8 @@ def _environment(root: Path) -> dict[str, str]:
         "JUPYTER_PREFER_ENV_PATH": "1",
         # Controls that need a kernel would be dead on a page; see `course.live`.
         "KVQ_STATIC_PAGE": "1",
-        # A progress bar belongs on a terminal, not in a page.  Those that tqdm makes for
-        # notebooks have no switch; in Spyder it makes those of a terminal, which do.
+        # A progress bar belongs on a terminal, not in a page.  The bars that tqdm draws
+        # in notebooks have no switch; in Spyder it draws those of a terminal, with one.
         "SPYDER": "",
         "TQDM_DISABLE": "1",
         "PYTHONUNBUFFERED": "1",
