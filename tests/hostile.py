@@ -83,16 +83,33 @@ class Kind:
     note: str = ""
 
 
-def kind(status, q1, q2, *, first=SQUARE, second=MEANS, before=(), after=(), note=""):
+def kind(
+    status,
+    q1,
+    q2,
+    *,
+    first=SQUARE,
+    second=MEANS,
+    before=(),
+    between=(),
+    after=(),
+    note="",
+):
     """A notebook with the usual cells and others besides.
 
     Args:
         first, second: answers to q1 and q2; None leaves the cell out.
         before: cells before the answers.
-        after: cells between the two answers.
+        between: cells between the answer to q1 and its check.
+        after: cells between that check and the answer to q2.
     """
-    cells = [GIVEN, *before, first, CHECK, *after, second]
+    cells = [GIVEN, *before, first, *between, CHECK, *after, second]
     return Kind(status, q1, q2, tuple(c for c in cells if c is not None), note)
+
+
+#: An answer to q1 that needs a cell of the student's own.
+HELPED = SQUARE.replace("x * x", "twice(x, x)")
+HELPER = "def twice(a, b):\n    return a * b"
 
 
 def answer(body: str, top: str = "") -> str:
@@ -165,6 +182,22 @@ CODE = {
         "ok", 2, 3, before=("# @answer q77\nx = 1",), note="no question of this"
     ),
     "exact types": inside("import fractions\nreturn fractions.Fraction(x)", "ok", 0),
+    "helper after its answer": kind("ok", 2, 3, first=HELPED, between=(HELPER,)),
+    "helper, check deleted": Kind("ok", 2, 3, (GIVEN, HELPED, HELPER, MEANS)),
+    "helper after the check": kind("ok", 0, 3, first=HELPED, after=(HELPER,)),
+    # -- between an answer and its check
+    "loop before the check": kind(
+        "partial", 2, 3, between=("while True: pass",), note="ran out of time"
+    ),
+    "exit before the check": kind(
+        "partial", 2, 3, between=("os._exit(0)",), note="ended the process"
+    ),
+    "answer spoiled before the check": kind(
+        "ok", 0, 3, between=("def square(x): os.kill = None",)
+    ),
+    "other answer before the check": kind(
+        "ok", 2, 3, between=("def means(xs): os._exit(0)",)
+    ),
     # -- checks and outputs
     "checks deleted": Kind("ok", 2, 3, (GIVEN, SQUARE, MEANS)),
     "checks edited": kind("ok", 2, 3, after=("# @check q1\nos._exit(1)",)),

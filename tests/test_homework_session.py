@@ -41,16 +41,38 @@ def test_a_probe_leaves_nothing_behind(box):
     ]
 
 
-def test_probes_run_right_after_the_last_answer(box):
-    cells = [
-        Cell("x = 1", "answer", ("q1", "q2")),
-        Cell("x = 2", "answer", ("q1",)),
-        Cell("x = 3"),
-        Cell("x = 4", "check", ("q1",)),
-    ]
-    asked = [Probe("q3", "[x]"), Probe("q2", "[x]"), Probe("q1", "[x]")]
-    run = run_cells(cells, asked, box, SHORT)
-    assert [o.value for o in run.outcomes] == [[3], [1], [2]]
+A1, A2 = (Cell("x += 1", "answer", (q,)) for q in ("q1", "q2"))
+C1, C2 = (Cell("x = None", "check", (q,)) for q in ("q1", "q2"))
+BOTH = Cell("x += 1", "answer", ("q1", "q2"))
+MORE = Cell("x += 1")
+
+
+@pytest.mark.parametrize(
+    "cells, q1, q2",
+    [
+        ([A1, C1, A2, C2], 1, 2),
+        ([A1, MORE, C1, A2, MORE, C2, MORE], 2, 4),  # what a check sees, probes see
+        ([A1, C1, MORE, A2, C2, MORE], 1, 3),
+        ([A1, MORE, A2, MORE], 2, 4),  # no checks
+        ([A1, MORE, A2, MORE, C1, C2], 2, 4),  # all checks at the end
+        ([A1, C1, MORE, C1, MORE, A2], 2, 4),  # a copy of a check
+        ([A1, C1, A1, MORE, C1, A2], 3, 4),
+        ([A1, A2, MORE, A1, C2, MORE, C1], 5, 3),
+        ([A2, C2, MORE, A1, C1, MORE], 3, 1),
+        ([C1, C2, BOTH, MORE, C2, MORE, C1], 3, 2),
+        ([BOTH, MORE, A1, MORE], 4, 2),
+        ([A1, C1, MORE, C2, MORE], 1, 3),  # q2 is not answered
+    ],
+)
+def test_probes_run_where_the_check_stands(box, cells, q1, q2):
+    """After what lies above it, and before anything of another question."""
+    probes = [Probe("q2", "[x]"), Probe("q1", "[x]")]
+    run = run_cells([Cell("x = 0"), *cells], probes, box, SHORT)
+    assert [o.value for o in run.outcomes] == [[q2], [q1]]
+
+
+def test_answers_are_counted(box):
+    run = run_cells([BOTH, A1, C1], [Probe("q3", "[1]")], box, SHORT)
     assert run.answers == {"q1": 2, "q2": 1} and run.unanswered == ["q3"]
 
 
