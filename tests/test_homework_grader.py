@@ -9,7 +9,7 @@ import pytest
 from hostile import SECRET, key
 from hostile_files import write_all
 
-from kvq_lib.course.homework import grade, levels, merge, report
+from kvq_lib.course.homework import grade, levels, merge, outputs, report
 from kvq_lib.course.homework.sandbox import Limits, SandboxError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -148,7 +148,7 @@ def test_the_table_is_safe_in_a_spreadsheet(batch):
 
 def test_json_comes_back(batch, tmp_path):
     path = tmp_path / "grades.json"
-    report.write(path, report.as_json(batch.document))
+    outputs.write(path, report.as_json(batch.document))
     assert merge.load(path)["rows"] == batch.rows
 
 

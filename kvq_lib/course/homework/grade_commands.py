@@ -148,7 +148,7 @@ def run_grade(options) -> tuple[str, int]:
     Raises:
         KVQError: bad usage, or no library for the sandbox.
     """
-    from . import grade, late, report, score
+    from . import grade, late, outputs, report, score
     from .journal import Journal
     from .levels import choose
     from .library import find_root
@@ -160,18 +160,20 @@ def run_grade(options) -> tuple[str, int]:
     if not options.submissions.is_dir():
         raise InvalidArgument(f"{options.submissions} is no folder")
     limits = _limits(options)
+    root = find_root(options.root)
+    path = options.key or root / "solutions" / "keys" / f"{homework}.json"
+    journal = Journal(options.json)
+    inputs = [p for p in (path, options.times, options.students) if p]
+    files = {**_files(options), "the list of what is done,": journal.path}
+    outputs.check(files, options.feedback, inputs, options.submissions)
     policy = late.policy(options.due, options.late)
     times = late.times(options.times) if options.times else None
     students = late.students(options.students) if options.students else None
-    root = find_root(options.root)
-    path = options.key or root / "solutions" / "keys" / f"{homework}.json"
     key = score.load(path)
     if key["homework"] != homework:
         raise InvalidArgument(f"{path} is the key of {key['homework']}")
 
-    journal = Journal(options.json)
-    outputs = [options.out, options.json, options.feedback, journal.path]
-    ours = [p for p in (*outputs, path, options.times, options.students) if p]
+    ours = [p for p in (*inputs, *files.values(), options.feedback) if p]
     found = grade.find(options.submissions, homework, ours)
     entries = [e for e in found.entries if grade.in_shard(e.student, options.shard)]
     hidden = (options.submissions, *(p.parent for p in ours))
@@ -263,11 +265,15 @@ def _rows(options, entries, grader, journal) -> list[dict]:
         return grade.grade(entries, grader, jobs, known, keep)
 
 
-def _write(options, document: dict) -> None:
-    from . import report
+def _files(options) -> dict[str, Path]:
+    return {"--out": options.out, "--json": options.json}
 
-    report.write(options.json, report.as_json(document))
-    report.write(options.out, report.as_csv(document))
+
+def _write(options, document: dict) -> None:
+    from . import outputs, report
+
+    outputs.write(options.json, report.as_json(document))
+    outputs.write(options.out, report.as_csv(document))
     if options.feedback:
         report.write_feedback(document, options.feedback)
 
@@ -281,8 +287,9 @@ def run_merge(options) -> tuple[str, int]:
     Raises:
         InvalidArgument: parts that cannot be one list.
     """
-    from . import merge, report
+    from . import merge, outputs, report
 
+    outputs.check(_files(options), options.feedback, options.parts)
     parts = [(str(path), merge.load(path)) for path in options.parts]
     document, problems = merge.merge(parts)
     _write(options, document)

@@ -5,15 +5,16 @@ Nothing that a submission says reaches a student: feedback has a fixed vocabular
 
 import csv
 import datetime as dt
+import hashlib
 import io
 import json
-import os
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
 
 from .grade import number
 from .late import Policy
+from .outputs import write
 from .session import FAILURES
 
 #: What a student reads about a question that did not get full marks.
@@ -22,6 +23,7 @@ WORDS = {
     "wrong": "a value was wrong",
     "blank": "not answered",
 }
+_NAME = 200  # bytes of a student's name in that of a file, of which 255 are allowed
 _UNREADABLE = "The file could not be read as a notebook, so that nothing was graded."
 _FAULT = "Something went wrong while grading. Your instructor knows."
 _MISSING = "Nothing was handed in."
@@ -90,14 +92,6 @@ def _span(seconds: float) -> str:
 # -- files ---------------------------------------------------------------------------
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file at once: a reader sees the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8", errors="backslashreplace")
-    part.replace(path)
-
-
 def as_csv(document: dict) -> str:
     """student, file, status, each question's points and maximum, total, max, sandbox,
     notes.  The total is what is left after lateness."""
@@ -138,12 +132,22 @@ def write_feedback(document: dict, folder: Path) -> int:
     for row in document["rows"]:
         if row["status"] == "missing":
             continue
-        name = row["student"].replace("/", "_").replace("\\", "_").lstrip(".") or "_"
-        while name.casefold() in used:  # on some systems A is a
-            name += "_"
+        name = _file_name(row["student"], used)
         used.add(name.casefold())
-        write(folder / f"{name[:200]}.md", feedback(document, row))
+        write(folder / name, feedback(document, row))
     return len(used)
+
+
+def _file_name(student: str, used: set[str]) -> str:
+    """A file for a student: with a part of a hash where the name is too long for a
+    file, or another student's file has it.  On some systems A is a."""
+    name = student.replace("/", "_").replace("\\", "_").lstrip(".") or "_"
+    short = name.encode(errors="replace")[:_NAME].decode(errors="ignore")
+    if short != name or f"{name}.md".casefold() in used:
+        short += f"-{hashlib.sha256(repr(student).encode()).hexdigest()[:16]}"
+    while f"{short}.md".casefold() in used:
+        short += "_"
+    return f"{short}.md"
 
 
 def feedback(document: dict, row: dict) -> str:
