@@ -180,6 +180,29 @@ def test_only_names_of_built_in_errors_come_out(box):
     assert "SecretError" not in ERRORS
 
 
+@pytest.mark.parametrize(
+    "raised, failure",
+    [
+        ("raise NotImplementedError", "blank"),
+        ("raise RecursionError from NotImplementedError('q1')", "blank"),
+        ("raise E from E()", "raised"),
+        ("a = E()\na.__cause__ = b = E()\nb.__cause__ = a\nraise a", "raised"),
+        ("try: raise NotImplementedError\nexcept Exception: raise E", "raised"),
+        ("raise Liar", "raised"),
+    ],
+)
+def test_a_blank_answer_is_told_from_an_error(box, raised, failure):
+    """By what an error was raised from, whatever its class says of itself."""
+    cells = [
+        "class E(Exception): pass",
+        "class Liar(Exception):\n"
+        "    __cause__ = property(lambda self: NotImplementedError('secret'))",
+    ]
+    found = asked(box, f"{raised}\n1", *cells)
+    assert found.failure == failure
+    assert found.error == ("NotImplementedError" if failure == "blank" else "Exception")
+
+
 def test_a_sandbox_that_does_not_start_is_no_fault_of_the_cells(box, monkeypatch):
     monkeypatch.setattr(sandbox, "_RUNNER", Path("/dev/null"))
     with pytest.raises(SandboxError, match="does not start"):
@@ -205,6 +228,17 @@ def double(x, out, n, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(out + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
 """
+
+
+def test_a_kernel_that_was_left_as_it_was_is_blank(box):
+    """Triton's interpreter raises an error of its own, from that of the stub."""
+    body = _KERNEL.index("    at = ")
+    stub = _KERNEL[:body] + '    raise NotImplementedError("q1")\n'
+    launch = "double[(1,)](torch.arange(5.0), torch.empty(5), 5, BLOCK=8)\n1"
+    found = asked(box, launch, stub, limits=Limits())
+    assert (found.failure, found.error) == ("blank", "NotImplementedError")
+    wrong = _KERNEL[:body] + "    at = nothing\n"
+    assert asked(box, launch, wrong, limits=Limits()).failure == "raised"
 
 
 def test_torch_is_as_in_a_fresh_process(box):
