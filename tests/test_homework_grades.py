@@ -70,7 +70,9 @@ def test_a_class_is_graded(course, graded):
     assert said.startswith("# Squares\n") and "**3 of 5 points**" in said
     assert "| q1: square | 0 of 2 | a value was wrong |" in said
     assert "| q2: means \\| running | 3 of 3 | full marks |" in said
-    assert "could not be read" in (feedback / "cyd.md").read_text()
+    said = (feedback / "cyd.md").read_text()
+    assert "could not be read" in said
+    assert "Why: not JSON, or cut off (line 1, column 1)." in said
     assert not (course.folder / "grades.json.part").exists()
 
     # A second run grades what has changed and nothing else.

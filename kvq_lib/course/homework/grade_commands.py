@@ -27,8 +27,9 @@ sandboxes, the strongest first:
   limits   resource limits alone: files of this machine and detached children stay
            open, so that it wants --allow-weak
 
-status of a row: ok; partial (some cell could not be run to its end, or a question has
-no answer cell); unreadable; missing (in --class alone); grader-error.
+status of a row: ok; partial (some cell could not be run to its end, a question has no
+answer cell, or it is another homework's notebook); unreadable; missing (in --class
+alone); grader-error.
 
 examples:
   kvq homework grade hw02 submissions/ --out grades.csv --json grades.json --jobs 4

@@ -165,7 +165,10 @@ def feedback(document: dict, row: dict) -> str:
         ]
     whole = {"unreadable": _UNREADABLE, "grader-error": _FAULT, "missing": _MISSING}
     if row["status"] in whole:
-        return "\n".join([*lines, whole[row["status"]], ""])
+        # Why a file cannot be read is said in fixed words: see submission.py.
+        why = row["notes"] if row["status"] == "unreadable" else []
+        lines += [whole[row["status"]], *(f"Why: {reason}." for reason in why), ""]
+        return "\n".join(lines)
     lines += ["| Question | Points | |", "|---|---|---|"]
     for question in row["questions"]:
         points = f"{plain(decimal(question['points']))} of "
