@@ -436,6 +436,29 @@ def test_a_problem_of_a_private_probe_names_its_file(root, kvq, tmp_path):
     assert status == 1 and err.startswith(f"{tmp_path / 'hw99.md'}:5: ")
 
 
+@pytest.mark.parametrize("command", ["build", "verify"])
+def test_a_folder_without_private_probes_is_refused(root, kvq, tmp_path, command):
+    other = TEXT.replace("homework: hw99", "homework: hw98")
+    (root / build.SOURCES / "hw98_other.md").write_text(other, encoding="utf-8")
+    options = ["--root", root]
+    if command == "build":
+        options += ["--keys", tmp_path / "keys"]
+
+    def said(hidden: str, *names: str) -> str:
+        call = (command, *names, "--hidden", tmp_path / hidden, *options)
+        status, out, err = kvq(*call)
+        assert (status, out) == (2, "") and err.count("\n") == 1
+        return err
+
+    assert "nothing is no folder" in said("nothing")
+    (tmp_path / "some").mkdir()
+    assert "some has no hw98.md and no hw99.md" in said("some")
+    (tmp_path / "some" / "hw99.md").write_text(PRIVATE)
+    assert "some has no hw98.md" in said("some", "hw98", "hw99")
+    sources = build.sources(root)
+    assert build.with_private(sources, tmp_path / "some") == sources[1:]
+
+
 # -- a new homework, and what it loads -----------------------------------------------
 
 

@@ -216,7 +216,10 @@ def _verify(options, root: Path) -> tuple[str, int]:
         raise InvalidArgument(f"--jobs must be 1 or more, got {options.jobs}")
     tables, failures = [], []
     homeworks = []
-    for path in build.sources(root, options.names):
+    sources = build.sources(root, options.names)
+    if options.hidden is not None:
+        sources = build.with_private(sources, options.hidden, options.names)
+    for path in sources:
         try:
             homeworks.append(build.load(path, options.hidden))
         except SourceError as error:
