@@ -264,6 +264,16 @@ CODE = {
         "time.sleep(60)",
         note="memory",
     ),
+    "memory of sockets": spoiled(
+        "import signal, socket\npairs = []\nfor n in range(4):\n"
+        "    if not os.fork():\n        for n in range(100):\n"
+        "            pairs.append(socket.socketpair())\n"
+        "            pairs[-1][0].setblocking(False)\n"
+        "            try: pairs[-1][0].sendall(bytes(10**7))\n"
+        "            except BlockingIOError: pass\n"
+        "        time.sleep(60)\n        os._exit(0)\ntime.sleep(60)",
+        note="memory",
+    ),
     "memory without a process": survived(
         "try:\n    os.memfd_create('x')\nexcept OSError as e: assert e.errno == 1\n"
         "else: 1 / 0\nlibc = ctypes.CDLL(None)\n"
