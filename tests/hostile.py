@@ -157,7 +157,7 @@ CODE = {
             "%matplotlib inline\nfiles = !ls\nx = '''\n%no magic'''",
             "%%bash\nrm *",
         ),
-        note="magic lines were not run",
+        note="4 magic lines left out",
     ),
     "await": kind("ok", 2, 3, before=("import asyncio\nawait asyncio.sleep(0)",)),
     "display": survived("display(1)\nget_ipython().run_line_magic('time', '')"),
@@ -165,14 +165,19 @@ CODE = {
         "ok", 2, 3, first=f"{SQUARE}\n{MEANS}", second=None
     ),
     "answer twice, right last": kind(
-        "ok", 2, 3, first=answer("return 1"), after=(SQUARE,), note="q1: 2 cells answer"
+        "ok",
+        2,
+        3,
+        first=answer("return 1"),
+        after=(SQUARE,),
+        note="q1: answered by 2 cells",
     ),
     "answer twice, blank last": kind(
         "ok",
         0,
         3,
         after=(answer("raise NotImplementedError"),),
-        note="q1: 2 cells answer it, of 1",
+        note="q1: answered by 2 cells, of 1",
     ),
     "answer missing": kind("partial", 2, 0, second=None, note="q2: no cell answers it"),
     "answer without mark": kind(

@@ -337,7 +337,7 @@ def test_building_elsewhere_gives_the_same_bytes(tmp_path, bytes_of):
 def test_check_names_what_differs_and_writes_nothing(root, kvq, bytes_of):
     status, out, err = kvq("build", "--check", "--root", root)
     assert (status, err) == (0, "")
-    assert out == "3 files are as their sources make them.\n"
+    assert out == "As their sources make them: 3 files.\n"
     (root / EXERCISE).write_bytes(bytes_of[EXERCISE].replace(b"Count", b"Guess", 1))
     (root / KEY).unlink()
     (root / "exercises" / "hw01_gone.ipynb").write_text("{}")

@@ -9,6 +9,7 @@ import pytest
 from homework_course import HALF, RIGHT, ROOT, Course, document
 from hostile import GIVEN, key, notebook
 
+from kvq_lib import cli
 from kvq_lib.course.homework import grade, late, merge, pipe
 from kvq_lib.course.homework.journal import Journal
 from kvq_lib.course.homework.levels import choose
@@ -166,7 +167,8 @@ def test_two_runs_do_not_write_one_file(course):
         (["--late", "10%/day"], "--late needs --due"),
         (["--due", "2026-03-01"], "no time zone"),
         (["--key", "nothing.json"], "no key"),
-        (["--times", "nothing.csv"], "nothing.csv"),
+        (["--times", "nothing.csv", "--due", DUE], "nothing.csv"),
+        (["--times", "times.csv"], "--times needs --due"),
     ],
 )
 def test_bad_usage_is_told(course, options, message):
@@ -181,6 +183,34 @@ def test_a_key_that_was_changed_is_refused(course, change):
     course.key.write_text(json.dumps(key() | change))
     with pytest.raises(InvalidArgument, match=r"hw90\.json"):
         course.grade()
+
+
+@pytest.mark.parametrize("name", ["hw2", "hw99", "hw99_words"])
+def test_a_homework_that_is_not_there_is_told_with_those_that_are(course, name):
+    arguments = ["grade", name, course.submissions, "--root", ROOT]
+    with pytest.raises(InvalidArgument, match=r"there are hw02, hw03, .*hw10"):
+        course.run(*arguments, *course.outputs("x"))
+
+
+def test_a_folder_without_submissions_is_told(course, capsys):
+    (course.submissions / "essay.pdf").write_text("x")
+    text, status = course.grade()
+    assert (status, course.table()) == (0, {}) and "0 students: none" in text
+    assert "holds no submissions" in capsys.readouterr().err
+    course.hand_in(ann="no notebook")
+    assert "hw90: 1 student: 1 unreadable" in course.grade()[0]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("wrong", ["--job=2", "--ou"])
+def test_a_wrong_option_names_the_command_whose_help_says_more(course, capsys, wrong):
+    arguments = ["homework", "grade", "hw90", course.submissions, wrong]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(map(str, [*arguments, *course.outputs("x")])))
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("kvq homework grade: error: ") and wrong in said
+    assert said.endswith("(see --help)\n") and said.count("\n") == 1
 
 
 def test_the_weakest_sandbox_is_refused_with_reasons(course, capsys):

@@ -51,6 +51,24 @@ def test_each_student_has_a_file_alone(tmp_path, students):
     assert len(list(tmp_path.iterdir())) == len(students)
 
 
+def test_feedback_of_points_alone_says_no_word(course):
+    found = document(("ann", 3, "f"))
+    found["rows"][0]["questions"][0]["failures"] = ["time"]
+    (course.folder / "part.json").write_text(report.as_json(found))
+    said = []
+    for detail in ((), ("--feedback-detail", "points")):
+        folder = course.folder / f"feedback{len(detail)}"
+        options = [*course.outputs("all"), "--feedback", folder, *detail]
+        course.run("merge", course.folder / "part.json", *options)
+        said.append((folder / "ann.md").read_text().splitlines())
+    assert said[0][-2] == "| q1: square | 0 of 2 | your code ran out of time |"
+    assert said[1][-4:-1] == [
+        "| Question | Points |",
+        "|---|---|",
+        "| q1: square | 0 of 2 |",
+    ]
+
+
 # -- what they must not be -----------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...errors import InvalidArgument
 from . import grade_commands
+from .words import count
 
 PACKAGES = ("nbformat", "nbclient", "jupytext", "ipykernel", "yaml")
 
@@ -203,7 +204,7 @@ def _build(options, root: Path) -> tuple[str, int]:
         for path in made.changed
     ]
     lines += [f"stale: {path}: no source makes it, remove it" for path in made.stale]
-    lines.append(f"{len(made.same)} files are as their sources make them.")
+    lines.append(f"As their sources make them: {count(len(made.same), 'file')}.")
     wrong = made.problems or made.stale or (options.check and made.changed)
     return "\n".join(lines), int(bool(wrong))
 
@@ -224,9 +225,9 @@ def _verify(options, root: Path) -> tuple[str, int]:
             homeworks.append(build.load(path, options.hidden))
         except SourceError as error:
             failures += error.problems
-    count = sum(len(verify.notebooks_of(homework)) for homework in homeworks)
+    runs = sum(len(verify.notebooks_of(homework)) for homework in homeworks)
     private = options.hidden is not None
-    with _progress(range(count), "verify") as bar:
+    with _progress(range(runs), "verify") as bar:
         for homework in homeworks:
             found = verify.verify(homework, root, options.jobs, private, bar.update)
             tables.append(verify.table(found))

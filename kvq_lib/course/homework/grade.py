@@ -31,6 +31,7 @@ from pathlib import Path
 from . import pipe, score, submission
 from .sandbox import Limits, Sandbox
 from .session import run_cells
+from .words import count
 
 FORMAT = 1
 STATUSES = ("ok", "partial", "unreadable", "missing", "grader-error")
@@ -193,10 +194,12 @@ class Grader:
         notes = []
         strange = {q for cell in read.cells for q in cell.questions} - set(known)
         if strange:
-            notes.append(f"{len(strange)} marks name no question of this homework")
+            notes.append(
+                f"{count(len(strange), 'mark')} of no question of this homework"
+            )
         notes += [f"{q}: no cell answers it" for q in transcript.unanswered]
         notes += [
-            f"{q}: {found} cells answer it, of {known[q]} in the exercise"
+            f"{q}: answered by {count(found, 'cell')}, of {known[q]} in the exercise"
             for q, found in transcript.answers.items()
             if q in known and found != known[q]
         ]

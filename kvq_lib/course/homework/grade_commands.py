@@ -12,8 +12,8 @@ from ...errors import InvalidArgument
 _GRADE = """\
 Grade a folder of submissions: NAME.ipynb, or a folder NAME with one notebook. Cells run
 in order in a sandbox, visible checks and outputs are not read, and the key's probes are
-asked right after each question. Their values are compared here, outside the sandbox,
-against values that never enter it.
+asked where each question's check stands. Their values are compared here, outside the
+sandbox, against values that never enter it.
 
 What is graded already is not graded again: --json holds it, and a list beside it what
 an interrupted run had done. Each row depends on the file, the key, the limits, the
@@ -69,6 +69,16 @@ def parser_of(commands, name: str, run, brief: str, text: str, more: str = ""):
         allow_abbrev=False,
     )
     parser.set_defaults(run=run)
+    known = parser.parse_known_args
+
+    def all_known(*arguments):
+        """What it does not know would else be told by `kvq`, which names no command."""
+        options, unknown = known(*arguments)
+        if unknown:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
+    parser.parse_known_args = all_known
     return parser
 
 
@@ -124,6 +134,13 @@ def _add_outputs(parser) -> None:
     add("--out", required=True, type=Path, metavar="CSV", help="grades, a row each")
     add("--json", required=True, type=Path, metavar="JSON", help="all that is known")
     add("--feedback", type=Path, metavar="DIR", help="a file for each student")
+    add(
+        "--feedback-detail",
+        choices=("words", "points"),
+        default="words",
+        help="what went wrong, too (default), or points alone, which tell less of "
+        "private probes",
+    )
 
 
 def _add_merge(commands) -> None:
@@ -168,14 +185,21 @@ def run_grade(options) -> tuple[str, int]:
     files = {**_files(options), "the list of what is done,": journal.path}
     outputs.check(files, options.feedback, inputs, options.submissions)
     policy = late.policy(options.due, options.late)
+    if options.times and policy is None:
+        raise InvalidArgument("--times needs --due: late after what?")
     times = late.times(options.times) if options.times else None
     students = late.students(options.students) if options.students else None
+    if options.key is None and not path.exists():
+        there = ", ".join(sorted(p.stem for p in path.parent.glob("hw*.json")))
+        raise InvalidArgument(f"no homework {homework!r}: there are {there or 'none'}")
     key = score.load(path)
     if key["homework"] != homework:
         raise InvalidArgument(f"{path} is the key of {key['homework']}")
 
     ours = [p for p in (*inputs, *files.values(), options.feedback) if p]
     found = grade.find(options.submissions, homework, ours)
+    if not found.entries:
+        print(f"{options.submissions} holds no submissions", file=sys.stderr)
     entries = [e for e in found.entries if grade.in_shard(e.student, options.shard)]
     hidden = (options.submissions, *(p.parent for p in ours))
     try:
@@ -276,7 +300,7 @@ def _write(options, document: dict) -> None:
     outputs.write(options.json, report.as_json(document))
     outputs.write(options.out, report.as_csv(document))
     if options.feedback:
-        report.write_feedback(document, options.feedback)
+        report.write_feedback(document, options.feedback, options.feedback_detail)
 
 
 # -- merge ---------------------------------------------------------------------------

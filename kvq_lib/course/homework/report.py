@@ -16,6 +16,7 @@ from .grade import number
 from .late import Policy
 from .outputs import write
 from .session import FAILURES
+from .words import count
 
 #: What a student reads about a question that did not get full marks.
 WORDS = {
@@ -125,8 +126,12 @@ def as_json(document: dict) -> str:
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def write_feedback(document: dict, folder: Path) -> int:
-    """One Markdown file for each student who handed something in; how many."""
+def write_feedback(document: dict, folder: Path, detail: str = "words") -> int:
+    """One Markdown file for each student who handed something in; how many.
+
+    Args:
+        detail: "words" says what went wrong, "points" gives numbers alone.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     used = set()
     for row in document["rows"]:
@@ -134,7 +139,7 @@ def write_feedback(document: dict, folder: Path) -> int:
             continue
         name = _file_name(row["student"], used)
         used.add(name.casefold())
-        write(folder / name, feedback(document, row))
+        write(folder / name, feedback(document, row, detail))
     return len(used)
 
 
@@ -150,7 +155,7 @@ def _file_name(student: str, used: set[str]) -> str:
     return f"{short}.md"
 
 
-def feedback(document: dict, row: dict) -> str:
+def feedback(document: dict, row: dict, detail: str = "words") -> str:
     """What a student reads."""
     lines = [f"# {document['title']}", ""]
     final, most = plain(decimal(row["final"])), plain(decimal(row["max"]))
@@ -169,12 +174,14 @@ def feedback(document: dict, row: dict) -> str:
         why = row["notes"] if row["status"] == "unreadable" else []
         lines += [whole[row["status"]], *(f"Why: {reason}." for reason in why), ""]
         return "\n".join(lines)
-    lines += ["| Question | Points | |", "|---|---|---|"]
+    words = detail == "words"
+    lines += ["| Question | Points |" + " |" * words, "|---|---|" + "---|" * words]
     for question in row["questions"]:
         points = f"{plain(decimal(question['points']))} of "
         points += plain(decimal(question["max"]))
         title = question["title"].replace("|", "\\|")
-        lines.append(f"| {question['id']}: {title} | {points} | {said(question)} |")
+        line = f"| {question['id']}: {title} | {points} |"
+        lines.append(f"{line} {said(question)} |" if words else line)
     return "\n".join([*lines, ""])
 
 
@@ -195,8 +202,8 @@ def summary(document: dict) -> str:
     counts = {}
     for row in rows:
         counts[row["status"]] = counts.get(row["status"], 0) + 1
-    said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    lines = [f"{document['homework']}: {len(rows)} students: {said or 'none'}"]
+    said = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+    lines = [f"{document['homework']}: {count(len(rows), 'student')}: {said or 'none'}"]
     handed = [row for row in rows if row["status"] in ("ok", "partial")]
     if handed:
         lines += ["", *_distribution(handed), "", *_hardest(handed)]
@@ -224,10 +231,10 @@ def _distribution(rows: list[dict]) -> list[str]:
         counts[min(9, int(share // 10))] += 1
     widest = max(counts)
     lines = [f"percent of the points (median {middle:.0f}):"]
-    for low, count in enumerate(counts):
+    for low, there in enumerate(counts):
         high = 10 * low + (10 if low == 9 else 9)
-        bar = "#" * -(-count * 40 // widest)
-        lines.append(f"  {10 * low:3}-{high:3}  {count:4}  {bar}".rstrip())
+        bar = "#" * -(-there * 40 // widest)
+        lines.append(f"  {10 * low:3}-{high:3}  {there:4}  {bar}".rstrip())
     return lines
 
 

@@ -39,6 +39,7 @@ from dataclasses import dataclass, field
 from .magics import neutral
 from .pipe import Pipe, Stopped
 from .sandbox import Limits, Sandbox
+from .words import count
 
 #: Why a probe has no value, or what became of a cell.
 FAILURES = {
@@ -167,7 +168,9 @@ class _Run:
             code, dropped = neutral(cell.code)
             self._cells.append(Cell(code, cell.role, cell.questions, cell.number))
             if dropped and cell.role != "check":
-                self._note(f"cell {cell.number}: {dropped} magic lines were not run")
+                self._note(
+                    f"cell {cell.number}: {count(dropped, 'magic line')} left out"
+                )
         self._steps = list(self._plan())
 
     def all(self) -> None:
