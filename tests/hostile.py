@@ -83,16 +83,33 @@ class Kind:
     note: str = ""
 
 
-def kind(status, q1, q2, *, first=SQUARE, second=MEANS, before=(), after=(), note=""):
+def kind(
+    status,
+    q1,
+    q2,
+    *,
+    first=SQUARE,
+    second=MEANS,
+    before=(),
+    between=(),
+    after=(),
+    note="",
+):
     """A notebook with the usual cells and others besides.
 
     Args:
         first, second: answers to q1 and q2; None leaves the cell out.
         before: cells before the answers.
-        after: cells between the two answers.
+        between: cells between the answer to q1 and its check.
+        after: cells between that check and the answer to q2.
     """
-    cells = [GIVEN, *before, first, CHECK, *after, second]
+    cells = [GIVEN, *before, first, *between, CHECK, *after, second]
     return Kind(status, q1, q2, tuple(c for c in cells if c is not None), note)
+
+
+#: An answer to q1 that needs a cell of the student's own.
+HELPED = SQUARE.replace("x * x", "twice(x, x)")
+HELPER = "def twice(a, b):\n    return a * b"
 
 
 def answer(body: str, top: str = "") -> str:
@@ -140,7 +157,7 @@ CODE = {
             "%matplotlib inline\nfiles = !ls\nx = '''\n%no magic'''",
             "%%bash\nrm *",
         ),
-        note="magic lines were not run",
+        note="4 magic lines left out",
     ),
     "await": kind("ok", 2, 3, before=("import asyncio\nawait asyncio.sleep(0)",)),
     "display": survived("display(1)\nget_ipython().run_line_magic('time', '')"),
@@ -148,14 +165,19 @@ CODE = {
         "ok", 2, 3, first=f"{SQUARE}\n{MEANS}", second=None
     ),
     "answer twice, right last": kind(
-        "ok", 2, 3, first=answer("return 1"), after=(SQUARE,), note="q1: 2 cells answer"
+        "ok",
+        2,
+        3,
+        first=answer("return 1"),
+        after=(SQUARE,),
+        note="q1: answered by 2 cells",
     ),
     "answer twice, blank last": kind(
         "ok",
         0,
         3,
         after=(answer("raise NotImplementedError"),),
-        note="q1: 2 cells answer it, of 1",
+        note="q1: answered by 2 cells, of 1",
     ),
     "answer missing": kind("partial", 2, 0, second=None, note="q2: no cell answers it"),
     "answer without mark": kind(
@@ -165,6 +187,22 @@ CODE = {
         "ok", 2, 3, before=("# @answer q77\nx = 1",), note="no question of this"
     ),
     "exact types": inside("import fractions\nreturn fractions.Fraction(x)", "ok", 0),
+    "helper after its answer": kind("ok", 2, 3, first=HELPED, between=(HELPER,)),
+    "helper, check deleted": Kind("ok", 2, 3, (GIVEN, HELPED, HELPER, MEANS)),
+    "helper after the check": kind("ok", 0, 3, first=HELPED, after=(HELPER,)),
+    # -- between an answer and its check
+    "loop before the check": kind(
+        "partial", 2, 3, between=("while True: pass",), note="ran out of time"
+    ),
+    "exit before the check": kind(
+        "partial", 2, 3, between=("os._exit(0)",), note="ended the process"
+    ),
+    "answer spoiled before the check": kind(
+        "ok", 0, 3, between=("def square(x): os.kill = None",)
+    ),
+    "other answer before the check": kind(
+        "ok", 2, 3, between=("def means(xs): os._exit(0)",)
+    ),
     # -- checks and outputs
     "checks deleted": Kind("ok", 2, 3, (GIVEN, SQUARE, MEANS)),
     "checks edited": kind("ok", 2, 3, after=("# @check q1\nos._exit(1)",)),
@@ -229,6 +267,16 @@ CODE = {
         "import signal\nfor n in range(24):\n    if not os.fork():\n"
         "        x = b'1' * 3 * 10**7\n        time.sleep(60)\n        os._exit(0)\n"
         "time.sleep(60)",
+        note="memory",
+    ),
+    "memory of sockets": spoiled(
+        "import signal, socket\npairs = []\nfor n in range(4):\n"
+        "    if not os.fork():\n        for n in range(100):\n"
+        "            pairs.append(socket.socketpair())\n"
+        "            pairs[-1][0].setblocking(False)\n"
+        "            try: pairs[-1][0].sendall(bytes(10**7))\n"
+        "            except BlockingIOError: pass\n"
+        "        time.sleep(60)\n        os._exit(0)\ntime.sleep(60)",
         note="memory",
     ),
     "memory without a process": survived(

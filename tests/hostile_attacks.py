@@ -181,6 +181,8 @@ ATTACKS = {
         + _tries(
             "socket.create_connection(('1.1.1.1', 53), 1)",
             "socket.getaddrinfo('example.org', 80)",
+            "socket.socket()",
+            "socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)",
             "socket.socket(40, socket.SOCK_STREAM)",
             "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
         )

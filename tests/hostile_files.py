@@ -5,11 +5,16 @@ import json
 import os
 from pathlib import Path
 
-from hostile import CHECK, CODE, GIVEN, MEANS, SQUARE, Kind, kind, notebook
+from hostile import CHECK, CODE, GIVEN, MEANS, SECRET, SQUARE, Kind, kind, notebook
 from hostile_attacks import ATTACKS
 
 _CELLS = (GIVEN, SQUARE, CHECK, MEANS)
 _FULL = kind("ok", 2, 3)
+_OTHER = [
+    GIVEN,
+    "# @answer q1\ndef means(xs):\n    return xs",
+    "# @answer q2\nclass Cube:\n    square = 1\nsquare = 1",
+]
 
 
 def _unreadable(note: str) -> Kind:
@@ -62,8 +67,29 @@ def _same_ids() -> dict:
     return made
 
 
+def _other(title: str = "", cells=(), **metadata) -> str:
+    """A notebook of another homework, with questions of the same ids."""
+    made = notebook(cells or _OTHER, metadata=metadata)
+    made["cells"][0]["source"] = ["About\n", title]
+    made["cells"].insert(1, {**made["cells"][0], "source": title})
+    return json.dumps(made)
+
+
 #: Name, what it must get, and the content of its file.
 FILES = {
+    "other homework": (
+        kind("partial", 0, 0, note="a notebook of hw91, not of hw90"),
+        _other(kvq={"homework": "hw91"}),
+    ),
+    "other homework by title": (
+        kind("partial", 0, 0, note="a notebook of hw03, not of hw90"),
+        _other("# Homework 3: Cubes", kvq={"homework": SECRET}),
+    ),
+    "other notebook": (
+        kind("partial", 0, 0, note="no answer defines what hw90 asks for"),
+        _other(f"# Homework {SECRET}", kvq=[1]),
+    ),
+    "other title": (_FULL, _other("# Homework 3: Cubes", (GIVEN, SQUARE, MEANS))),
     "format 3": (_FULL, _format_3()),
     "format 9": (_unreadable("format 9"), _text(nbformat=9)),
     "format 2": (_unreadable("format 2"), _text(nbformat=2)),

@@ -337,7 +337,7 @@ def test_building_elsewhere_gives_the_same_bytes(tmp_path, bytes_of):
 def test_check_names_what_differs_and_writes_nothing(root, kvq, bytes_of):
     status, out, err = kvq("build", "--check", "--root", root)
     assert (status, err) == (0, "")
-    assert out == "3 files are as their sources make them.\n"
+    assert out == "As their sources make them: 3 files.\n"
     (root / EXERCISE).write_bytes(bytes_of[EXERCISE].replace(b"Count", b"Guess", 1))
     (root / KEY).unlink()
     (root / "exercises" / "hw01_gone.ipynb").write_text("{}")
@@ -434,6 +434,29 @@ def test_a_problem_of_a_private_probe_names_its_file(root, kvq, tmp_path):
         "build", "--hidden", tmp_path, "--keys", tmp_path, "--root", root
     )
     assert status == 1 and err.startswith(f"{tmp_path / 'hw99.md'}:5: ")
+
+
+@pytest.mark.parametrize("command", ["build", "verify"])
+def test_a_folder_without_private_probes_is_refused(root, kvq, tmp_path, command):
+    other = TEXT.replace("homework: hw99", "homework: hw98")
+    (root / build.SOURCES / "hw98_other.md").write_text(other, encoding="utf-8")
+    options = ["--root", root]
+    if command == "build":
+        options += ["--keys", tmp_path / "keys"]
+
+    def said(hidden: str, *names: str) -> str:
+        call = (command, *names, "--hidden", tmp_path / hidden, *options)
+        status, out, err = kvq(*call)
+        assert (status, out) == (2, "") and err.count("\n") == 1
+        return err
+
+    assert "nothing is no folder" in said("nothing")
+    (tmp_path / "some").mkdir()
+    assert "some has no hw98.md and no hw99.md" in said("some")
+    (tmp_path / "some" / "hw99.md").write_text(PRIVATE)
+    assert "some has no hw98.md" in said("some", "hw98", "hw99")
+    sources = build.sources(root)
+    assert build.with_private(sources, tmp_path / "some") == sources[1:]
 
 
 # -- a new homework, and what it loads -----------------------------------------------

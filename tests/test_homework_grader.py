@@ -9,7 +9,7 @@ import pytest
 from hostile import SECRET, key
 from hostile_files import write_all
 
-from kvq_lib.course.homework import grade, levels, merge, report
+from kvq_lib.course.homework import grade, levels, merge, outputs, report
 from kvq_lib.course.homework.sandbox import Limits, SandboxError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -115,6 +115,21 @@ def test_feedback_has_a_fixed_vocabulary(batch, tmp_path):
     assert len(seen) >= 9  # and most of it is needed
 
 
+def test_feedback_says_why_a_file_cannot_be_read(batch):
+    said = {
+        name: report.feedback(batch.document, row_of(batch, name))
+        for name in ("large", "cut off", "web page")
+    }
+    assert "Why: larger than 32 MiB: clear its outputs and save" in said["large"]
+    assert "Why: not JSON, or cut off (line 1, column" in said["cut off"]
+    assert said["web page"].endswith("Why: a web page, not a notebook.\n")
+
+
+def test_another_homework_needs_a_look(batch):
+    said = report.summary(batch.document).split("needs a look:")[1]
+    assert "  other homework: partial: a notebook of hw91, not of hw90" in said
+
+
 def test_nothing_is_left_behind(batch):
     """No process that a submission started, no folder of a sandbox."""
     mine = str(os.getpid())
@@ -148,7 +163,7 @@ def test_the_table_is_safe_in_a_spreadsheet(batch):
 
 def test_json_comes_back(batch, tmp_path):
     path = tmp_path / "grades.json"
-    report.write(path, report.as_json(batch.document))
+    outputs.write(path, report.as_json(batch.document))
     assert merge.load(path)["rows"] == batch.rows
 
 

@@ -1,66 +1,22 @@
 """From a folder to grades: the command line, shards, lateness, merging."""
 
-import argparse
-import csv
 import json
 import os
 import threading
 import time
-from pathlib import Path
 
 import pytest
-from hostile import GIVEN, MEANS, SQUARE, answer, key, notebook
+from homework_course import HALF, RIGHT, ROOT, Course, document
+from hostile import GIVEN, key, notebook
 
-from kvq_lib.course.homework import grade, grade_commands, late, merge, pipe
+from kvq_lib import cli
+from kvq_lib.course.homework import grade, late, merge, pipe
 from kvq_lib.course.homework.journal import Journal
 from kvq_lib.course.homework.levels import choose
 from kvq_lib.course.homework.sandbox import Limits
 from kvq_lib.errors import InvalidArgument, KVQError
 
 DUE = "2026-03-01T23:59+01:00"
-ROOT = Path(__file__).resolve().parents[1]
-RIGHT = json.dumps(notebook([GIVEN, SQUARE, MEANS]))
-HALF = json.dumps(notebook([GIVEN, answer("return 0"), MEANS]))
-
-
-class Course:
-    """A folder of submissions, a key, and `kvq homework` called on them."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.submissions = folder / "submissions"
-        self.submissions.mkdir()
-        self.key = folder / "hw90.json"
-        self.key.write_text(json.dumps(key()))
-
-    def hand_in(self, **files: str) -> None:
-        for name, text in files.items():
-            (self.submissions / f"{name}.ipynb").write_text(text)
-
-    def grade(self, *options, name: str = "grades") -> tuple[str, int]:
-        arguments = ["grade", "hw90", self.submissions, "--key", self.key]
-        arguments += ["--root", ROOT, *self.outputs(name), *options]
-        return self.run(*arguments)
-
-    def merge(self, *parts: str, name: str = "all") -> tuple[str, int]:
-        files = [self.folder / f"{part}.json" for part in parts]
-        return self.run("merge", *files, *self.outputs(name))
-
-    def run(self, *arguments) -> tuple[str, int]:
-        parser = argparse.ArgumentParser()
-        grade_commands.add(parser.add_subparsers())
-        options = parser.parse_args(list(map(str, arguments)))
-        return options.run(options)
-
-    def outputs(self, name: str) -> list:
-        csv_file, json_file = (
-            self.folder / f"{name}.{kind}" for kind in ("csv", "json")
-        )
-        return ["--out", csv_file, "--json", json_file]
-
-    def table(self, name: str = "grades") -> dict[str, dict]:
-        with (self.folder / f"{name}.csv").open(newline="") as file:
-            return {row["student"]: row for row in csv.DictReader(file)}
 
 
 @pytest.fixture
@@ -115,7 +71,9 @@ def test_a_class_is_graded(course, graded):
     assert said.startswith("# Squares\n") and "**3 of 5 points**" in said
     assert "| q1: square | 0 of 2 | a value was wrong |" in said
     assert "| q2: means \\| running | 3 of 3 | full marks |" in said
-    assert "could not be read" in (feedback / "cyd.md").read_text()
+    said = (feedback / "cyd.md").read_text()
+    assert "could not be read" in said
+    assert "Why: not JSON, or cut off (line 1, column 1)." in said
     assert not (course.folder / "grades.json.part").exists()
 
     # A second run grades what has changed and nothing else.
@@ -209,7 +167,8 @@ def test_two_runs_do_not_write_one_file(course):
         (["--late", "10%/day"], "--late needs --due"),
         (["--due", "2026-03-01"], "no time zone"),
         (["--key", "nothing.json"], "no key"),
-        (["--times", "nothing.csv"], "nothing.csv"),
+        (["--times", "nothing.csv", "--due", DUE], "nothing.csv"),
+        (["--times", "times.csv"], "--times needs --due"),
     ],
 )
 def test_bad_usage_is_told(course, options, message):
@@ -224,6 +183,34 @@ def test_a_key_that_was_changed_is_refused(course, change):
     course.key.write_text(json.dumps(key() | change))
     with pytest.raises(InvalidArgument, match=r"hw90\.json"):
         course.grade()
+
+
+@pytest.mark.parametrize("name", ["hw2", "hw99", "hw99_words"])
+def test_a_homework_that_is_not_there_is_told_with_those_that_are(course, name):
+    arguments = ["grade", name, course.submissions, "--root", ROOT]
+    with pytest.raises(InvalidArgument, match=r"there are hw02, hw03, .*hw10"):
+        course.run(*arguments, *course.outputs("x"))
+
+
+def test_a_folder_without_submissions_is_told(course, capsys):
+    (course.submissions / "essay.pdf").write_text("x")
+    text, status = course.grade()
+    assert (status, course.table()) == (0, {}) and "0 students: none" in text
+    assert "holds no submissions" in capsys.readouterr().err
+    course.hand_in(ann="no notebook")
+    assert "hw90: 1 student: 1 unreadable" in course.grade()[0]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("wrong", ["--job=2", "--ou"])
+def test_a_wrong_option_names_the_command_whose_help_says_more(course, capsys, wrong):
+    arguments = ["homework", "grade", "hw90", course.submissions, wrong]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(map(str, [*arguments, *course.outputs("x")])))
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("kvq homework grade: error: ") and wrong in said
+    assert said.endswith("(see --help)\n") and said.count("\n") == 1
 
 
 def test_the_weakest_sandbox_is_refused_with_reasons(course, capsys):
@@ -292,24 +279,6 @@ def test_shards_do_not_depend_on_others():
     # These never change, or a class that is half graded would be graded twice.
     first = [name for name in "abcdef" if grade.in_shard(name, (1, 2))]
     assert first == list("abcef")
-
-
-def document(*rows: tuple, **changes) -> dict:
-    """A small document: (student, points, fingerprint) a row."""
-    questions = grade.blank_questions(key())
-    made = []
-    for student, points, fingerprint in rows:
-        row = grade.missing(questions, student)
-        row |= {
-            "status": "ok",
-            "file": "x",
-            "final": points,
-            "fingerprint": fingerprint,
-        }
-        made.append(row)
-    found = {"format": 1, "homework": "hw90", "title": "t", "key": "k", "limits": {}}
-    found |= {"questions": questions, "late": None, "sandbox": "bwrap", "shard": None}
-    return found | {"class": None, "skipped": [], "rows": made} | changes
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,19 @@ def test_what_lateness_costs(rule, minutes, lost):
 
 
 @pytest.mark.parametrize(
-    "rule", ["10", "ten%/day", "10%/year", "at most 50%", "10%/day; x", "110%/day", ""]
+    "rule",
+    [
+        "10",
+        "ten%/day",
+        "10%/year",
+        "at most 50%",
+        "10%/day; x",
+        "110%/day",
+        "",
+        "10%/day, 10%/hour",
+        "1%/day, at most 5%, at most 6%",
+        "1%/d, 1 h grace, grace 2 h",
+    ],
 )
 def test_unclear_rules_are_refused(rule):
     with pytest.raises(InvalidArgument, match="unclear"):
@@ -64,7 +76,31 @@ def test_times_have_zones():
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("time\n1", "no column 'student'"),
+        ("2026-03-01 Europe/Berlin", "no time of day: add 23:59"),
+        ("20260301 UTC", "no time of day"),
+        ("2026-03-29 02:30 Europe/Berlin", "clocks were set forward"),
+        ("2026-03-08T02:00 America/New_York", "clocks were set forward"),
+    ],
+)
+def test_times_that_say_too_little_or_never_were_are_refused(text, message):
+    with pytest.raises(InvalidArgument, match=message):
+        late.moment(text, "due")
+
+
+def test_times_beside_a_change_of_clocks_hold():
+    for text, hour in (("01:59", 0), ("03:00", 1)):
+        found = late.moment(f"2026-03-29 {text} Europe/Berlin", "due")
+        assert found.astimezone(dt.UTC).hour == hour
+    twice = late.moment("2026-10-25 02:30 Europe/Berlin", "due")  # the first counts
+    assert twice.astimezone(dt.UTC).hour == 0
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("time\n1", "no column 'student' in its first line, but time$"),
+        ("", "no column 'student' in its first line, but nothing"),
+        ("student;time\nann;1", "but student;time; put commas between columns"),
         ("student,time\nann,2026-03-01", "line 2.*no time zone"),
         ("student,time\nann,2026-03-01T00:00Z\nann,2026-03-01T00:00Z", "line 3.*twice"),
     ],

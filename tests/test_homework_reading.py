@@ -2,13 +2,17 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
-from hostile import notebook
+from hostile import key, notebook
 
 from kvq_lib.course.homework.compare import same
 from kvq_lib.course.homework.magics import neutral
-from kvq_lib.course.homework.submission import read
+from kvq_lib.course.homework.score import asks_for, load
+from kvq_lib.course.homework.submission import _homework, read
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize(
@@ -123,3 +127,34 @@ def test_marks_come_before_metadata(tmp_path):
     one, two = read(tmp_path / "x.ipynb").cells
     assert (one.role, one.questions) == ("answer", ("q1",))
     assert (two.role, two.questions) == ("check", ("q2",))
+
+
+@pytest.mark.parametrize(
+    "code, own",
+    [
+        ("# @answer q1\ndef square(x): return 1", True),
+        ("# @answer q1\n%%time\nasync def square(x): return 1", True),
+        ("# @answer q1\nclass square: pass", True),
+        ("# @answer q2\ndef square(x): return 1", False),
+        ("# @check q1\ndef square(x): return 1", False),
+        ("# @answer q1\ndef squares(x): return 1", False),
+        ("# @answer q1\nsquare(3)", False),
+        ("def square(x): return 1", False),
+    ],
+)
+def test_answers_to_this_homework_are_told_from_others(tmp_path, code, own):
+    path = tmp_path / "x.ipynb"
+    path.write_text(json.dumps(notebook([code])))
+    assert asks_for(key(), read(path).cells) is own
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "exercises").glob("*.ipynb")))
+def test_exercises_are_of_their_homework_and_of_no_other(path):
+    """Also where editors dropped the metadata: the title says it."""
+    made = json.loads(path.read_text())
+    found = read(path)
+    keys = [load(at) for at in sorted((ROOT / "solutions" / "keys").glob("*.json"))]
+    assert [k["homework"] for k in keys if asks_for(k, found.cells)] == [found.homework]
+    assert path.name.startswith(found.homework)
+    titled = _homework({**made, "metadata": {}})
+    assert titled == found.homework

@@ -3,6 +3,7 @@
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from kvq_lib.course.homework.sandbox import WORK, Limits, Sandbox, SandboxError
 from kvq_lib.course.homework.session import Cell, Outcome, Probe, run_cells
 
 ROOT = Path(__file__).resolve().parents[1]
+MIB = 2**20
 SHORT = Limits(seconds=1, total_seconds=60)
 
 
@@ -195,6 +197,54 @@ def test_disks_are_small(box):
     assert asked(box, code, limits=limits).value == [28, 28, 28, 0]
 
 
+_FILES = """\
+import os, time
+for place in ("/tmp/x", "/dev/shm/x"):
+    with open(place, "wb") as f:
+        for n in range(40): f.write(bytes(2**20))
+if not os.fork(): os._exit(0)  # one that is dead stays in the list of processes
+time.sleep(30)
+1"""
+# Each pair goes through another and is closed: no process holds it.
+_SOCKETS = """\
+import array, socket, time
+one, two = socket.socketpair()
+for n in range(30):
+    pair = socket.socketpair()
+    fds = array.array("i", [s.fileno() for s in pair])
+    one.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+    for s in pair: s.close()
+time.sleep(30)
+1"""
+
+
+@pytest.mark.parametrize("level", ["bwrap", "unshare"])
+@pytest.mark.parametrize(
+    "code, enough, less",
+    [
+        (_FILES, Limits(memory=160 * MIB), Limits(memory=84 * MIB)),
+        (_SOCKETS, Limits(sockets=62), Limits(sockets=61)),
+    ],
+)
+def test_what_the_kernel_holds_counts_as_memory(level, code, enough, less):
+    """Files and sockets belong to no process: 80 MiB, and 62 of them."""
+    box, short = chosen(level), {"seconds": 10}
+    quick = code.replace("time.sleep(30)", "time.sleep(0.3)")
+    assert asked(box, quick, limits=replace(enough, **short)).value == 1
+    assert asked(box, code, limits=replace(less, **short)).failure == "memory"
+
+
+def test_sockets_are_as_small_as_usual(each):
+    code = (
+        "import asyncio, socket\none, two = socket.socketpair()\n"
+        "try: one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)\n"
+        "except PermissionError: refused = 1\n"
+        "one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n"
+        "[refused, asyncio.run(asyncio.sleep(0, 5))]"
+    )
+    assert asked(each, code).value == [1, 5]
+
+
 @pytest.mark.parametrize("kernel_counts", [True, False])
 def test_processes_are_counted(box, kernel_counts):
     """By the kernel, and where it cannot count those of a sandbox, by the grader."""
@@ -232,7 +282,7 @@ def test_nothing_of_the_graders_environment_is_inside(each, monkeypatch):
 
 def test_the_filter_is_loaded(box):
     """Also where numbers of system calls are not known, the rest must work."""
-    assert seccomp.program(inet=False)
+    assert seccomp.program()
     code = "[l.split()[1] for l in open('/proc/self/status') if 'Seccomp:' in l]"
     assert asked(box, code).value == ["2"]
 

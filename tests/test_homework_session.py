@@ -41,16 +41,38 @@ def test_a_probe_leaves_nothing_behind(box):
     ]
 
 
-def test_probes_run_right_after_the_last_answer(box):
-    cells = [
-        Cell("x = 1", "answer", ("q1", "q2")),
-        Cell("x = 2", "answer", ("q1",)),
-        Cell("x = 3"),
-        Cell("x = 4", "check", ("q1",)),
-    ]
-    asked = [Probe("q3", "[x]"), Probe("q2", "[x]"), Probe("q1", "[x]")]
-    run = run_cells(cells, asked, box, SHORT)
-    assert [o.value for o in run.outcomes] == [[3], [1], [2]]
+A1, A2 = (Cell("x += 1", "answer", (q,)) for q in ("q1", "q2"))
+C1, C2 = (Cell("x = None", "check", (q,)) for q in ("q1", "q2"))
+BOTH = Cell("x += 1", "answer", ("q1", "q2"))
+MORE = Cell("x += 1")
+
+
+@pytest.mark.parametrize(
+    "cells, q1, q2",
+    [
+        ([A1, C1, A2, C2], 1, 2),
+        ([A1, MORE, C1, A2, MORE, C2, MORE], 2, 4),  # what a check sees, probes see
+        ([A1, C1, MORE, A2, C2, MORE], 1, 3),
+        ([A1, MORE, A2, MORE], 2, 4),  # no checks
+        ([A1, MORE, A2, MORE, C1, C2], 2, 4),  # all checks at the end
+        ([A1, C1, MORE, C1, MORE, A2], 2, 4),  # a copy of a check
+        ([A1, C1, A1, MORE, C1, A2], 3, 4),
+        ([A1, A2, MORE, A1, C2, MORE, C1], 5, 3),
+        ([A2, C2, MORE, A1, C1, MORE], 3, 1),
+        ([C1, C2, BOTH, MORE, C2, MORE, C1], 3, 2),
+        ([BOTH, MORE, A1, MORE], 4, 2),
+        ([A1, C1, MORE, C2, MORE], 1, 3),  # q2 is not answered
+    ],
+)
+def test_probes_run_where_the_check_stands(box, cells, q1, q2):
+    """After what lies above it, and before anything of another question."""
+    probes = [Probe("q2", "[x]"), Probe("q1", "[x]")]
+    run = run_cells([Cell("x = 0"), *cells], probes, box, SHORT)
+    assert [o.value for o in run.outcomes] == [[q2], [q1]]
+
+
+def test_answers_are_counted(box):
+    run = run_cells([BOTH, A1, C1], [Probe("q3", "[1]")], box, SHORT)
     assert run.answers == {"q1": 2, "q2": 1} and run.unanswered == ["q3"]
 
 
@@ -158,6 +180,29 @@ def test_only_names_of_built_in_errors_come_out(box):
     assert "SecretError" not in ERRORS
 
 
+@pytest.mark.parametrize(
+    "raised, failure",
+    [
+        ("raise NotImplementedError", "blank"),
+        ("raise RecursionError from NotImplementedError('q1')", "blank"),
+        ("raise E from E()", "raised"),
+        ("a = E()\na.__cause__ = b = E()\nb.__cause__ = a\nraise a", "raised"),
+        ("try: raise NotImplementedError\nexcept Exception: raise E", "raised"),
+        ("raise Liar", "raised"),
+    ],
+)
+def test_a_blank_answer_is_told_from_an_error(box, raised, failure):
+    """By what an error was raised from, whatever its class says of itself."""
+    cells = [
+        "class E(Exception): pass",
+        "class Liar(Exception):\n"
+        "    __cause__ = property(lambda self: NotImplementedError('secret'))",
+    ]
+    found = asked(box, f"{raised}\n1", *cells)
+    assert found.failure == failure
+    assert found.error == ("NotImplementedError" if failure == "blank" else "Exception")
+
+
 def test_a_sandbox_that_does_not_start_is_no_fault_of_the_cells(box, monkeypatch):
     monkeypatch.setattr(sandbox, "_RUNNER", Path("/dev/null"))
     with pytest.raises(SandboxError, match="does not start"):
@@ -183,6 +228,17 @@ def double(x, out, n, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(out + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
 """
+
+
+def test_a_kernel_that_was_left_as_it_was_is_blank(box):
+    """Triton's interpreter raises an error of its own, from that of the stub."""
+    body = _KERNEL.index("    at = ")
+    stub = _KERNEL[:body] + '    raise NotImplementedError("q1")\n'
+    launch = "double[(1,)](torch.arange(5.0), torch.empty(5), 5, BLOCK=8)\n1"
+    found = asked(box, launch, stub, limits=Limits())
+    assert (found.failure, found.error) == ("blank", "NotImplementedError")
+    wrong = _KERNEL[:body] + "    at = nothing\n"
+    assert asked(box, launch, wrong, limits=Limits()).failure == "raised"
 
 
 def test_torch_is_as_in_a_fresh_process(box):

@@ -66,6 +66,27 @@ def sources(root: Path, names: Sequence[str] = ()) -> list[Path]:
     return chosen or found
 
 
+def with_private(
+    paths: Sequence[Path], hidden: Path, names: Sequence[str] = ()
+) -> list[Path]:
+    """The sources for which a folder holds private probes.
+
+    Args:
+        names: what was asked for by name: each of `paths` must then have some.
+
+    Raises:
+        InvalidArgument: there is no such folder, or it lacks what was asked for.
+    """
+    if not hidden.is_dir():
+        raise InvalidArgument(f"--hidden {hidden} is no folder")
+    files = {path: f"{path.stem.split('_')[0]}.md" for path in paths}
+    found = [path for path in paths if (hidden / files[path]).is_file()]
+    lacking = [files[path] for path in paths if path not in found]
+    if lacking and (names or not found):
+        raise InvalidArgument(f"--hidden {hidden} has no {' and no '.join(lacking)}")
+    return found
+
+
 def load(path: Path, hidden: Path | None = None) -> Homework:
     """A homework, with the probes of a private folder if that has some for it.
 
@@ -130,15 +151,21 @@ def build(
         progress: wraps the list of sources, such as `tqdm.tqdm`.
 
     Raises:
-        InvalidArgument: a name without a source, or one of the two folders alone.
+        InvalidArgument: a name without a source or, with private probes, without
+            some, or one of the two folders alone.
     """
     if (hidden is None) != (keys_to is None):
         raise InvalidArgument("--hidden and --keys go together: read here, write there")
     made = Made()
-    for path in progress(sources(root, names)):
+    chosen = sources(root, names)
+    if hidden is not None:
+        chosen = with_private(chosen, hidden, names)
+    for path in progress(chosen):
         try:
             if hidden is not None and keys_to is not None:
-                _build_private(made, load(path, hidden), hidden, keys_to, check)
+                homework = load(path, hidden)
+                at = keys_to / f"{homework.id}.json"
+                _write(made, at, at, key(homework, at), check)
             else:
                 _build_public(made, root, load(path), check)
         except SourceError as error:
@@ -154,14 +181,6 @@ def _build_public(made: Made, root: Path, homework: Homework, check: bool) -> No
     files[at] = key(homework, root / at)
     for name, data in files.items():
         _write(made, root / name, name, data, check)
-
-
-def _build_private(
-    made: Made, homework: Homework, hidden: Path, keys_to: Path, check: bool
-) -> None:
-    if (hidden / f"{homework.id}.md").exists():
-        at = keys_to / f"{homework.id}.json"
-        _write(made, at, at, key(homework, at), check)
 
 
 def _write(made: Made, path: Path, name: Path, data: bytes, check: bool) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...errors import InvalidArgument
 from . import grade_commands, library
+from .words import count
 
 PACKAGES = ("nbformat", "nbclient", "jupytext", "ipykernel", "yaml")
 
@@ -200,7 +201,7 @@ def _build(options, root: Path) -> tuple[str, int]:
         for path in made.changed
     ]
     lines += [f"stale: {path}: no source makes it, remove it" for path in made.stale]
-    lines.append(f"{len(made.same)} files are as their sources make them.")
+    lines.append(f"As their sources make them: {count(len(made.same), 'file')}.")
     wrong = made.problems or made.stale or (options.check and made.changed)
     return "\n".join(lines), int(bool(wrong))
 
@@ -213,14 +214,17 @@ def _verify(options, root: Path) -> tuple[str, int]:
         raise InvalidArgument(f"--jobs must be 1 or more, got {options.jobs}")
     tables, failures = [], []
     homeworks = []
-    for path in build.sources(root, options.names):
+    sources = build.sources(root, options.names)
+    if options.hidden is not None:
+        sources = build.with_private(sources, options.hidden, options.names)
+    for path in sources:
         try:
             homeworks.append(build.load(path, options.hidden))
         except SourceError as error:
             failures += error.problems
-    count = sum(len(verify.notebooks_of(homework)) for homework in homeworks)
+    runs = sum(len(verify.notebooks_of(homework)) for homework in homeworks)
     private = options.hidden is not None
-    with _progress(range(count), "verify") as bar:
+    with _progress(range(runs), "verify") as bar:
         for homework in homeworks:
             found = verify.verify(homework, root, options.jobs, private, bar.update)
             tables.append(verify.table(found))

@@ -3,8 +3,9 @@
 A row is a dictionary of plain data, as it stands in the JSON file:
 
     student, file   who, and which file (relative to the folder; "" if missing)
-    status          "ok"; "partial": some cell or probe could not be run to its end;
-                    "unreadable"; "missing"; "grader-error": the grader's own fault
+    status          "ok"; "partial": some cell or probe could not be run to its end,
+                    or it is another homework's; "unreadable"; "missing";
+                    "grader-error": the grader's own fault
     questions       [{"id", "title", "points", "max", "right", "probes", "failures"}]
     total, max      points, before lateness
     sandbox         the level it ran in, or ""
@@ -30,6 +31,7 @@ from pathlib import Path
 from . import pipe, score, submission
 from .sandbox import Limits, Sandbox
 from .session import run_cells
+from .words import count
 
 FORMAT = 1
 STATUSES = ("ok", "partial", "unreadable", "missing", "grader-error")
@@ -192,25 +194,38 @@ class Grader:
         notes = []
         strange = {q for cell in read.cells for q in cell.questions} - set(known)
         if strange:
-            notes.append(f"{len(strange)} marks name no question of this homework")
+            notes.append(
+                f"{count(len(strange), 'mark')} of no question of this homework"
+            )
         notes += [f"{q}: no cell answers it" for q in transcript.unanswered]
         notes += [
-            f"{q}: {found} cells answer it, of {known[q]} in the exercise"
+            f"{q}: answered by {count(found, 'cell')}, of {known[q]} in the exercise"
             for q, found in transcript.answers.items()
             if q in known and found != known[q]
         ]
         notes += transcript.notes
-        whole = not transcript.cells and not transcript.unanswered
+        reached = sum(found.points for found in scores)
+        foreign = not reached and not score.asks_for(self.key, read.cells)
+        if foreign:
+            notes.insert(0, self._other(read.homework))
+        whole = not foreign and not transcript.cells and not transcript.unanswered
         whole = whole and not any(found.stopped for found in scores)
         return {
             **empty(self.questions, entry, "ok" if whole else "partial"),
             "questions": [_question(found) for found in scores],
-            "total": number(sum(found.points for found in scores)),
+            "total": number(reached),
             "sandbox": self.sandbox.level,
             "notes": notes,
             "fingerprint": self.fingerprint(read.digest),
             "seconds": round(transcript.seconds, 3),
         }
+
+    def _other(self, said: str) -> str:
+        """What to tell of a notebook that has nothing of this homework."""
+        homework = self.key["homework"]
+        if said and said != homework:
+            return f"a notebook of {said}, not of {homework}"
+        return f"no answer defines what {homework} asks for: another notebook?"
 
 
 def number(points) -> int | float:

@@ -12,8 +12,8 @@ from ...errors import InvalidArgument
 _GRADE = """\
 Grade a folder of submissions: NAME.ipynb, or a folder NAME with one notebook. Cells run
 in order in a sandbox, visible checks and outputs are not read, and the key's probes are
-asked right after each question. Their values are compared here, outside the sandbox,
-against values that never enter it.
+asked where each question's check stands. Their values are compared here, outside the
+sandbox, against values that never enter it.
 
 What is graded already is not graded again: --json holds it, and a list beside it what
 an interrupted run had done. Each row depends on the file, the key, the limits, the
@@ -27,8 +27,9 @@ sandboxes, the strongest first:
   limits   resource limits alone: files of this machine and detached children stay
            open, so that it wants --allow-weak
 
-status of a row: ok; partial (some cell could not be run to its end, or a question has
-no answer cell); unreadable; missing (in --class alone); grader-error.
+status of a row: ok; partial (some cell could not be run to its end, a question has no
+answer cell, or it is another homework's notebook); unreadable; missing (in --class
+alone); grader-error.
 
 examples:
   kvq homework grade hw02 submissions/ --out grades.csv --json grades.json --jobs 4
@@ -68,6 +69,16 @@ def parser_of(commands, name: str, run, brief: str, text: str, more: str = ""):
         allow_abbrev=False,
     )
     parser.set_defaults(run=run)
+    known = parser.parse_known_args
+
+    def all_known(*arguments):
+        """What it does not know would else be told by `kvq`, which names no command."""
+        options, unknown = known(*arguments)
+        if unknown:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
+    parser.parse_known_args = all_known
     return parser
 
 
@@ -123,6 +134,13 @@ def _add_outputs(parser) -> None:
     add("--out", required=True, type=Path, metavar="CSV", help="grades, a row each")
     add("--json", required=True, type=Path, metavar="JSON", help="all that is known")
     add("--feedback", type=Path, metavar="DIR", help="a file for each student")
+    add(
+        "--feedback-detail",
+        choices=("words", "points"),
+        default="words",
+        help="what went wrong, too (default), or points alone, which tell less of "
+        "private probes",
+    )
 
 
 def _add_merge(commands) -> None:
@@ -148,7 +166,7 @@ def run_grade(options) -> tuple[str, int]:
     Raises:
         KVQError: bad usage, or no library for the sandbox.
     """
-    from . import grade, late, report, score
+    from . import grade, late, outputs, report, score
     from .journal import Journal
     from .levels import choose
     from .library import find_root
@@ -160,19 +178,28 @@ def run_grade(options) -> tuple[str, int]:
     if not options.submissions.is_dir():
         raise InvalidArgument(f"{options.submissions} is no folder")
     limits = _limits(options)
-    policy = late.policy(options.due, options.late)
-    times = late.times(options.times) if options.times else None
-    students = late.students(options.students) if options.students else None
     root = find_root(options.root)
     path = options.key or root / "solutions" / "keys" / f"{homework}.json"
+    journal = Journal(options.json)
+    inputs = [p for p in (path, options.times, options.students) if p]
+    files = {**_files(options), "the list of what is done,": journal.path}
+    outputs.check(files, options.feedback, inputs, options.submissions)
+    policy = late.policy(options.due, options.late)
+    if options.times and policy is None:
+        raise InvalidArgument("--times needs --due: late after what?")
+    times = late.times(options.times) if options.times else None
+    students = late.students(options.students) if options.students else None
+    if options.key is None and not path.exists():
+        there = ", ".join(sorted(p.stem for p in path.parent.glob("hw*.json")))
+        raise InvalidArgument(f"no homework {homework!r}: there are {there or 'none'}")
     key = score.load(path)
     if key["homework"] != homework:
         raise InvalidArgument(f"{path} is the key of {key['homework']}")
 
-    journal = Journal(options.json)
-    outputs = [options.out, options.json, options.feedback, journal.path]
-    ours = [p for p in (*outputs, path, options.times, options.students) if p]
+    ours = [p for p in (*inputs, *files.values(), options.feedback) if p]
     found = grade.find(options.submissions, homework, ours)
+    if not found.entries:
+        print(f"{options.submissions} holds no submissions", file=sys.stderr)
     entries = [e for e in found.entries if grade.in_shard(e.student, options.shard)]
     hidden = (options.submissions, *(p.parent for p in ours))
     try:
@@ -263,13 +290,17 @@ def _rows(options, entries, grader, journal) -> list[dict]:
         return grade.grade(entries, grader, jobs, known, keep)
 
 
-def _write(options, document: dict) -> None:
-    from . import report
+def _files(options) -> dict[str, Path]:
+    return {"--out": options.out, "--json": options.json}
 
-    report.write(options.json, report.as_json(document))
-    report.write(options.out, report.as_csv(document))
+
+def _write(options, document: dict) -> None:
+    from . import outputs, report
+
+    outputs.write(options.json, report.as_json(document))
+    outputs.write(options.out, report.as_csv(document))
     if options.feedback:
-        report.write_feedback(document, options.feedback)
+        report.write_feedback(document, options.feedback, options.feedback_detail)
 
 
 # -- merge ---------------------------------------------------------------------------
@@ -281,8 +312,9 @@ def run_merge(options) -> tuple[str, int]:
     Raises:
         InvalidArgument: parts that cannot be one list.
     """
-    from . import merge, report
+    from . import merge, outputs, report
 
+    outputs.check(_files(options), options.feedback, options.parts)
     parts = [(str(path), merge.load(path)) for path in options.parts]
     document, problems = merge.merge(parts)
     _write(options, document)

@@ -74,12 +74,12 @@ def policy(due: str | None, rule: str | None) -> Policy | None:
         return Policy(when)
     percent = unit = most = grace = None
     for part in filter(None, (part.strip() for part in rule.split(","))):
-        if found := _MOST.fullmatch(part):
+        if (found := _MOST.fullmatch(part)) and most is None:
             most = _percent(found[1], rule)
-        elif found := _GRACE.fullmatch(part):
+        elif (found := _GRACE.fullmatch(part)) and grace is None:
             number, name = found[1] or found[3], found[2] or found[4]
             grace = float(_decimal(number, rule)) * _unit(name, rule)
-        elif found := _RULE.fullmatch(part):
+        elif (found := _RULE.fullmatch(part)) and percent is None:
             percent, unit = _percent(found[1], rule), _unit(found[2], rule)
         else:
             raise _unclear(rule)
@@ -121,7 +121,8 @@ def moment(text: str, where: str) -> dt.datetime:
     """A time with its zone: "2026-03-01T23:59+01:00", "... Z", "... Europe/Berlin".
 
     Raises:
-        InvalidArgument: it is no time, or its zone is not said.
+        InvalidArgument: it is no time, its zone or its time of day is not said, or no
+            clock of that zone showed it.
     """
     parts = text.strip().rsplit(" ", 1)
     zone = None
@@ -141,7 +142,21 @@ def moment(text: str, where: str) -> dt.datetime:
         raise InvalidArgument(
             f"{where}: {text[:60]!r} has no time zone: add Z, +01:00 or Europe/Berlin"
         )
+    if _is_date(parts[0]):
+        raise InvalidArgument(f"{where}: {text[:60]!r} has no time of day: add 23:59")
+    if found.astimezone(dt.UTC).astimezone(found.tzinfo) != found:
+        raise InvalidArgument(
+            f"{where}: {text[:60]!r} is no time: clocks were set forward over it"
+        )
     return found
+
+
+def _is_date(text: str) -> bool:
+    try:
+        dt.date.fromisoformat(text.strip())
+    except ValueError:
+        return False
+    return True
 
 
 def times(path: Path) -> dict[str, dt.datetime]:
@@ -185,7 +200,11 @@ def table(path: Path, columns: tuple[str, ...]):
     reader.fieldnames = heading
     for column in columns:
         if column not in heading:
-            raise InvalidArgument(f"{path}: no column {column!r} in its first line")
+            there = ", ".join(heading)[:200] or "nothing"
+            hint = "; put commas between columns" if ";" in there else ""
+            raise InvalidArgument(
+                f"{path}: no column {column!r} in its first line, but {there}{hint}"
+            )
     rows = []
     for row in reader:
         clean = {name: (row[name] or "").strip() for name in columns}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ...errors import InvalidArgument
 from .grade import FORMAT, missing
+from .words import count
 
 #: What all parts must agree on: grades that were made otherwise are not one list.
 _SAME = ("format", "homework", "title", "key", "questions", "limits", "late")
@@ -73,7 +74,9 @@ def merge(parts: list[tuple[str, dict]]) -> tuple[dict, list[str]]:
             rows[student] = missing(first["questions"], student)
     gone = [s for s in everyone if rows[s]["status"] == "missing"]
     if gone:
-        problems.append(f"{len(gone)} students without a submission: {', '.join(gone)}")
+        problems.append(
+            f"{count(len(gone), 'student')} without a submission: {', '.join(gone)}"
+        )
     problems += _shards(parts)
     if len(level) > 1:
         problems.append(f"graded in different sandboxes: {', '.join(sorted(level))}")
@@ -96,9 +99,9 @@ def _shards(parts: list[tuple[str, dict]]) -> list[str]:
     """Which shards are not there."""
     given = [tuple(document["shard"]) for _, document in parts if document["shard"]]
     problems = []
-    for count in sorted({n for _, n in given}):
-        absent = sorted(set(range(1, count + 1)) - {i for i, n in given if n == count})
+    for most in sorted({n for _, n in given}):
+        absent = sorted(set(range(1, most + 1)) - {i for i, n in given if n == most})
         if absent:
-            names = ", ".join(f"{i}/{count}" for i in absent)
+            names = ", ".join(f"{i}/{most}" for i in absent)
             problems.append(f"shards are missing: {names}")
     return problems

@@ -19,6 +19,7 @@ from nbformat import NotebookNode, v4
 from .. import bootstrap, repository
 from . import blocks
 from .source import Cell, Homework, Mutant, Problem, SourceError
+from .words import count
 
 CELL_SECONDS = 600  # that a cell of a solution may take: a busy machine is slow
 
@@ -134,7 +135,7 @@ def _with_points(homework: Homework, cell: Cell, note: str) -> str:
     if cell is homework.cells[0]:
         totals = note.format(
             points=_points(homework.points),
-            questions=_count(len(homework.questions), "question"),
+            questions=count(len(homework.questions), "question"),
             minutes=homework.minutes,
             name=homework.name,
         )
@@ -152,10 +153,6 @@ def _with_points(homework: Homework, cell: Cell, note: str) -> str:
 
 def _points(points: float) -> str:
     return f"{points:g} point" + ("" if points == 1 else "s")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 # -- running -------------------------------------------------------------------------

@@ -23,7 +23,7 @@ import time
 
 from . import watch
 from .runner import MAX_REPLY
-from .sandbox import WORK, Limits, Sandbox, SandboxError
+from .sandbox import MEMORY_DISKS, Limits, Sandbox, SandboxError
 
 _TICK = 0.05  # seconds between looks at memory
 _HELPERS = 4  # processes of the sandbox itself
@@ -78,7 +78,7 @@ class Pipe:
         self._rest = b""
         self._numbers: list[int] = []
         self._looked = 0.0
-        self._count_files = False
+        self._own_kernel = False
         self._computed: float | None = None
         try:
             hello = self._receive(0, time.monotonic() + _START)
@@ -93,7 +93,7 @@ class Pipe:
         if hello.get("ok") is not True:
             self.end()
             raise SandboxError(f"{sandbox.level} does not start: no greeting")
-        self._count_files = sandbox.level != "limits"  # there the disk is everybody's
+        self._own_kernel = sandbox.level != "limits"
 
     def __enter__(self) -> "Pipe":
         return self
@@ -194,10 +194,12 @@ class Pipe:
             pids = self._inside()
             if len(pids) > self._limits.processes + _HELPERS:
                 raise Stopped("processes")
-            if watch.memory(pids, self._limits.memory) > self._limits.memory:
-                raise Stopped("memory")
-            if self._count_files and self._files(pids) > self._limits.files:
+            files, size, sockets = self._kernel_holds(pids)
+            if files > self._limits.files:
                 raise Stopped("disk")
+            left = self._limits.memory - size
+            if sockets > self._limits.sockets or watch.memory(pids, left) > left:
+                raise Stopped("memory")
             computed = watch.seconds(pids)
             if self._computed is None:
                 self._computed = computed
@@ -214,10 +216,13 @@ class Pipe:
         most = self._limits.processes + _HELPERS + 1
         return watch.tree(self._started.process.pid, most)
 
-    def _files(self, pids: list[int]) -> int:
-        if len(pids) == 1:  # nothing is left inside; outside, /tmp is everybody's
-            return 0
-        return watch.files(pids[-1], os.path.dirname(WORK))
+    def _kernel_holds(self, pids: list[int]) -> tuple[int, int, int]:
+        """(files, their bytes, sockets): memory of the sandbox, but of no process.
+        Outside of one, and when nothing is left inside, they are everybody's."""
+        if not self._own_kernel or len(pids) == 1:
+            return 0, 0, 0
+        first = pids[1]  # it lives as long as the sandbox: others may be dead already
+        return *watch.held(first, MEMORY_DISKS), watch.sockets(first)
 
     def _last_words(self, stderr: int) -> str:
         if stderr != subprocess.PIPE:

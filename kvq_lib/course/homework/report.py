@@ -5,16 +5,18 @@ Nothing that a submission says reaches a student: feedback has a fixed vocabular
 
 import csv
 import datetime as dt
+import hashlib
 import io
 import json
-import os
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
 
 from .grade import number
 from .late import Policy
+from .outputs import write
 from .session import FAILURES
+from .words import count
 
 #: What a student reads about a question that did not get full marks.
 WORDS = {
@@ -22,6 +24,7 @@ WORDS = {
     "wrong": "a value was wrong",
     "blank": "not answered",
 }
+_NAME = 200  # bytes of a student's name in that of a file, of which 255 are allowed
 _UNREADABLE = "The file could not be read as a notebook, so that nothing was graded."
 _FAULT = "Something went wrong while grading. Your instructor knows."
 _MISSING = "Nothing was handed in."
@@ -90,14 +93,6 @@ def _span(seconds: float) -> str:
 # -- files ---------------------------------------------------------------------------
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file at once: a reader sees the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8", errors="backslashreplace")
-    part.replace(path)
-
-
 def as_csv(document: dict) -> str:
     """student, file, status, each question's points and maximum, total, max, sandbox,
     notes.  The total is what is left after lateness."""
@@ -131,22 +126,36 @@ def as_json(document: dict) -> str:
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def write_feedback(document: dict, folder: Path) -> int:
-    """One Markdown file for each student who handed something in; how many."""
+def write_feedback(document: dict, folder: Path, detail: str = "words") -> int:
+    """One Markdown file for each student who handed something in; how many.
+
+    Args:
+        detail: "words" says what went wrong, "points" gives numbers alone.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     used = set()
     for row in document["rows"]:
         if row["status"] == "missing":
             continue
-        name = row["student"].replace("/", "_").replace("\\", "_").lstrip(".") or "_"
-        while name.casefold() in used:  # on some systems A is a
-            name += "_"
+        name = _file_name(row["student"], used)
         used.add(name.casefold())
-        write(folder / f"{name[:200]}.md", feedback(document, row))
+        write(folder / name, feedback(document, row, detail))
     return len(used)
 
 
-def feedback(document: dict, row: dict) -> str:
+def _file_name(student: str, used: set[str]) -> str:
+    """A file for a student: with a part of a hash where the name is too long for a
+    file, or another student's file has it.  On some systems A is a."""
+    name = student.replace("/", "_").replace("\\", "_").lstrip(".") or "_"
+    short = name.encode(errors="replace")[:_NAME].decode(errors="ignore")
+    if short != name or f"{name}.md".casefold() in used:
+        short += f"-{hashlib.sha256(repr(student).encode()).hexdigest()[:16]}"
+    while f"{short}.md".casefold() in used:
+        short += "_"
+    return f"{short}.md"
+
+
+def feedback(document: dict, row: dict, detail: str = "words") -> str:
     """What a student reads."""
     lines = [f"# {document['title']}", ""]
     final, most = plain(decimal(row["final"])), plain(decimal(row["max"]))
@@ -161,13 +170,18 @@ def feedback(document: dict, row: dict) -> str:
         ]
     whole = {"unreadable": _UNREADABLE, "grader-error": _FAULT, "missing": _MISSING}
     if row["status"] in whole:
-        return "\n".join([*lines, whole[row["status"]], ""])
-    lines += ["| Question | Points | |", "|---|---|---|"]
+        # Why a file cannot be read is said in fixed words: see submission.py.
+        why = row["notes"] if row["status"] == "unreadable" else []
+        lines += [whole[row["status"]], *(f"Why: {reason}." for reason in why), ""]
+        return "\n".join(lines)
+    words = detail == "words"
+    lines += ["| Question | Points |" + " |" * words, "|---|---|" + "---|" * words]
     for question in row["questions"]:
         points = f"{plain(decimal(question['points']))} of "
         points += plain(decimal(question["max"]))
         title = question["title"].replace("|", "\\|")
-        lines.append(f"| {question['id']}: {title} | {points} | {said(question)} |")
+        line = f"| {question['id']}: {title} | {points} |"
+        lines.append(f"{line} {said(question)} |" if words else line)
     return "\n".join([*lines, ""])
 
 
@@ -188,8 +202,8 @@ def summary(document: dict) -> str:
     counts = {}
     for row in rows:
         counts[row["status"]] = counts.get(row["status"], 0) + 1
-    said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    lines = [f"{document['homework']}: {len(rows)} students: {said or 'none'}"]
+    said = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+    lines = [f"{document['homework']}: {count(len(rows), 'student')}: {said or 'none'}"]
     handed = [row for row in rows if row["status"] in ("ok", "partial")]
     if handed:
         lines += ["", *_distribution(handed), "", *_hardest(handed)]
@@ -217,10 +231,10 @@ def _distribution(rows: list[dict]) -> list[str]:
         counts[min(9, int(share // 10))] += 1
     widest = max(counts)
     lines = [f"percent of the points (median {middle:.0f}):"]
-    for low, count in enumerate(counts):
+    for low, there in enumerate(counts):
         high = 10 * low + (10 if low == 9 else 9)
-        bar = "#" * -(-count * 40 // widest)
-        lines.append(f"  {10 * low:3}-{high:3}  {count:4}  {bar}".rstrip())
+        bar = "#" * -(-there * 40 // widest)
+        lines.append(f"  {10 * low:3}-{high:3}  {there:4}  {bar}".rstrip())
     return lines
 
 

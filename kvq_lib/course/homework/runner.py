@@ -134,6 +134,8 @@ def error_name(error: BaseException) -> str:
     """The nearest built-in exception: names that cells invent stay inside."""
     if isinstance(error, NotPlainData):
         return "NotPlainData"
+    if any(issubclass(type(e), NotImplementedError) for e in _causes(error)):
+        return "NotImplementedError"  # Triton's interpreter wraps that of a stub
     try:
         # Allocators of numpy and torch have errors of their own.
         if "allocate memory" in str(error) or "not enough memory" in str(error):
@@ -144,6 +146,16 @@ def error_name(error: BaseException) -> str:
         if base.__module__ == "builtins":
             return base.__name__
     return "Exception"
+
+
+def _causes(error: BaseException):
+    """The error and what it was raised from, by the slot that no class can replace."""
+    cause = BaseException.__cause__.__get__
+    for _ in range(MAX_DEPTH):
+        if error is None:
+            return
+        yield error
+        error = cause(error)
 
 
 # -- running -------------------------------------------------------------------------

@@ -36,6 +36,7 @@ SYSTEM += ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d")
 SYSTEM += ("/etc/alternatives", "/etc/fonts", "/etc/localtime")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 LIBRARY, RUNNER, WORK = "/kvq/lib", "/kvq/runner.py", "/tmp/work"
+MEMORY_DISKS = ("/tmp", "/dev/shm")  # all that can be written to lies in memory
 
 APPARMOR = """\
 Ubuntu 23.10 and later forbid user namespaces to programs without an AppArmor profile,
@@ -62,11 +63,12 @@ class Limits:
         seconds: that one cell or one probe may compute, all its processes together;
             it may wait three times as long.
         total_seconds: until everything must be over, repetitions included.
-        memory: bytes of all its processes together.
+        memory: bytes of all its processes and files together.
         processes: that exist at once, threads included.
         file: bytes of one file.
         disk: bytes of all files; as much again in /dev/shm.
         files: how many files.
+        sockets: how many Unix sockets; each has a buffer in the kernel.
     """
 
     seconds: float = 20.0
@@ -76,6 +78,7 @@ class Limits:
     file: int = 64 * MIB
     disk: int = 128 * MIB
     files: int = 20_000
+    sockets: int = 256
 
 
 @dataclass
@@ -175,7 +178,7 @@ class Sandbox:
             "replies": replies,
             "uid": uid,
             "limits": kernel,
-            "filter": b64encode(seccomp.program(inet=alone)).decode(),
+            "filter": b64encode(seccomp.program()).decode(),
             "path": [LIBRARY if alone else str(self.library)],
             "site": [p for p in site.getsitepackages() if os.path.isdir(p)],
             "folder": work,
@@ -317,7 +320,7 @@ def _bwrap(sandbox: Sandbox, limits: Limits) -> list[str]:
             command += ["--tmpfs", place]
             empty.append(place)
     command += ["--proc", "/proc", "--dev", "/dev"]
-    for place in ("/dev/shm", "/tmp"):
+    for place in MEMORY_DISKS:
         command += ["--perms", "1777", "--size", str(limits.disk), "--tmpfs", place]
     command += ["--perms", "0777", "--dir", WORK]
     for place in empty:  # nothing but those two takes files: they alone have a size
@@ -350,7 +353,7 @@ def _unshare(
     for name in DEVICES:
         lines.append(f"touch {root}/dev/{name}")
         lines.append(f"mount --bind /dev/{name} {root}/dev/{name}")
-    lines += [f"mount -t tmpfs -o {size} none {root}/{p}" for p in ("tmp", "dev/shm")]
+    lines += [f"mount -t tmpfs -o {size} none {root}{p}" for p in MEMORY_DISKS]
     lines += [f"mkdir -m 777 {root}{WORK}", f"mount -o remount,ro,nosuid {root}"]
     lines += ['exec chroot "$@"']
     spaces = ["--net", "--pid", "--ipc", "--uts", "--mount", "--fork", "--kill-child"]

@@ -1,14 +1,19 @@
 """A key and a transcript: the points of every question, and what went wrong."""
 
+import ast
 import hashlib
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
 from ...errors import InvalidArgument
 from .compare import same
-from .session import Probe, Transcript
+from .session import Cell, Probe, Transcript
+
+_DEFINED = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,30 @@ def probes(key: dict) -> list[Probe]:
         for question in key["questions"]
         for probe in question["probes"]
     ]
+
+
+def asks_for(key: dict, cells: Iterable[Cell]) -> bool:
+    """Whether some answer cell defines a function or class of which a probe of its
+    question speaks: none does, where the notebook is another homework's."""
+    defined = {
+        (question, name)
+        for cell in cells
+        for question in (cell.questions if cell.role == "answer" else ())
+        for name in _DEFINED.findall(cell.code)
+    }
+    return any(
+        (question["id"], name) in defined
+        for question in key["questions"]
+        for probe in question["probes"]
+        for name in _needed(probe["code"])
+    )
+
+
+def _needed(code: str) -> set[str]:
+    """Names that a probe uses and does not bind."""
+    names = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)]
+    bound = {node.id for node in names if not isinstance(node.ctx, ast.Load)}
+    return {node.id for node in names} - bound
 
 
 def score(key: dict, transcript: Transcript) -> list[Score]:

@@ -3,7 +3,8 @@
 The kernel refuses them with "operation not permitted".  Nested user namespaces would
 allow mounts of unlimited size; memfd and System V memory belong to no process, so that
 nobody counts it; sockets other than Unix's reach the network, or the host of a virtual
-machine.  The program is classic BPF, eight bytes an instruction, as in
+machine, and hold megabytes in the kernel.  The program is classic BPF, eight bytes an
+instruction, as in
 https://www.kernel.org/doc/html/latest/userspace-api/seccomp_filter.html.
 """
 
@@ -15,7 +16,7 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
 _NUMBER, _MACHINE, _ARGUMENT = 0, 4, 16  # offsets in the kernel's struct seccomp_data
 _NEW_NAMESPACES = 0x7E020080  # CLONE_NEWTIME, NS, CGROUP, UTS, IPC, USER, PID, NET
-_UNIX, _INET, _INET6 = 1, 2, 10
+_UNIX, _SO_SNDBUF = 1, 7  # a family of sockets, an option
 
 # Name of the machine: (AUDIT_ARCH, numbers of the calls).
 _X86 = {
@@ -27,7 +28,7 @@ _X86 = {
     "open_by_handle_at": 304, "kexec_load": 246, "init_module": 175,
     "finit_module": 313, "open_tree": 428, "move_mount": 429, "fsopen": 430,
     "fsmount": 432, "mount_setattr": 442, "personality": 135,
-    "socket": 41, "clone": 56, "clone3": 435, "kill": 62,
+    "socket": 41, "setsockopt": 54, "clone": 56, "clone3": 435, "kill": 62,
 }  # fmt: skip
 _ARM = {
     "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "mount": 40,
@@ -38,18 +39,14 @@ _ARM = {
     "open_by_handle_at": 265, "kexec_load": 104, "init_module": 105,
     "finit_module": 273, "open_tree": 428, "move_mount": 429, "fsopen": 430,
     "fsmount": 432, "mount_setattr": 442, "personality": 92,
-    "socket": 198, "clone": 220, "clone3": 435, "kill": 129,
+    "socket": 198, "setsockopt": 208, "clone": 220, "clone3": 435, "kill": 129,
 }  # fmt: skip
 _MACHINES = {"x86_64": (0xC000003E, _X86), "aarch64": (0xC00000B7, _ARM)}
-_WITH_RULES = ("socket", "clone", "clone3", "kill")
+_WITH_RULES = ("socket", "setsockopt", "clone", "clone3", "kill")
 
 
-def program(inet: bool) -> bytes:
-    """The program for this machine; empty where its numbers are not known.
-
-    Args:
-        inet: sockets of the internet are allowed, where a private network holds them.
-    """
+def program() -> bytes:
+    """The program for this machine; empty where its numbers are not known."""
     if platform.machine() not in _MACHINES:
         return b""
     machine, calls = _MACHINES[platform.machine()]
@@ -69,15 +66,16 @@ def program(inet: bool) -> bytes:
     code += _rule(calls["clone"], [_line(_ANY_BIT, _NEW_NAMESPACES, 0, 1), refuse])
     # kill(-1) would end every process of the user.
     code += _rule(calls["kill"], [_line(_EQUAL, 0xFFFFFFFF, 0, 1), refuse])
-    families = (_UNIX, _INET, _INET6) if inet else (_UNIX,)
-    sockets = [line for f in families for line in (_line(_EQUAL, f, 0, 1), allow)]
-    code += _rule(calls["socket"], [*sockets, refuse])
+    code += _rule(calls["socket"], [_line(_EQUAL, _UNIX, 1, 0), refuse])
+    # Sockets are counted, so that none may hold more than usual.
+    larger = [_line(_EQUAL, _SO_SNDBUF, 0, 1), refuse]
+    code += _rule(calls["setsockopt"], larger, argument=2)
     return b"".join([*code, allow])
 
 
-def _rule(call: int, body: list[bytes]) -> list[bytes]:
-    """For one system call: load its first argument, then `body`, then allow."""
-    body = [_line(_LOAD, _ARGUMENT), *body, _line(_RETURN, _ALLOW)]
+def _rule(call: int, body: list[bytes], argument: int = 0) -> list[bytes]:
+    """For one system call: load an argument, from 0, then `body`, then allow."""
+    body = [_line(_LOAD, _ARGUMENT + 8 * argument), *body, _line(_RETURN, _ALLOW)]
     return [_line(_EQUAL, call, 0, len(body)), *body]
 
 

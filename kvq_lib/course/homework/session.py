@@ -21,8 +21,10 @@ With a key, `score.probes(key)` makes the probes and `score.score(key, transcrip
 gives the points of every question.
 
 A cell's role is "given", "answer" or "check".  Checks are never run.  The probes of a
-question run right after its last answer cell, in the order given, each in a copy of
-the namespace, reseeded; those of a question that no cell answers run after all cells.
+question run where its check stands, as a student runs that: what lies between answer
+and check has run.  Where no check follows, they run before the next question's first
+answer, or at the end; those of a question that no cell answers run after all cells.
+They run in the order given, each in a copy of the namespace, reseeded.
 Values are what runner.plain makes: None, bool, int, float, str, list, dict.
 
 A cell that runs out of time or memory, or that ends the process, costs the process: a
@@ -37,6 +39,7 @@ from dataclasses import dataclass, field
 from .magics import neutral
 from .pipe import Pipe, Stopped
 from .sandbox import Limits, Sandbox
+from .words import count
 
 #: Why a probe has no value, or what became of a cell.
 FAILURES = {
@@ -165,7 +168,9 @@ class _Run:
             code, dropped = neutral(cell.code)
             self._cells.append(Cell(code, cell.role, cell.questions, cell.number))
             if dropped and cell.role != "check":
-                self._note(f"cell {cell.number}: {dropped} magic lines were not run")
+                self._note(
+                    f"cell {cell.number}: {count(dropped, 'magic line')} left out"
+                )
         self._steps = list(self._plan())
 
     def all(self) -> None:
@@ -191,22 +196,36 @@ class _Run:
 
     def _plan(self):
         """("cell", index) and ("probe", index), in the order in which they run."""
-        last: dict[str, int] = {}
-        for index, cell in enumerate(self._cells):
+        for cell in self._cells:
             for question in cell.questions if cell.role == "answer" else ():
-                last[question] = index
                 before = self.transcript.answers.get(question, 0)
                 self.transcript.answers[question] = before + 1
+        places = {}
         for question in dict.fromkeys(probe.question for probe in self._probes):
-            if question not in last:
+            if question not in self.transcript.answers:
                 self.transcript.unanswered.append(question)
-                last[question] = len(self._cells)
+            places[question] = self._place(question)
         for index, cell in enumerate([*self._cells, None]):
+            for number, probe in enumerate(self._probes):
+                if places[probe.question] == index:
+                    yield "probe", number
             if cell is not None and cell.role != "check":
                 yield "cell", index
-            for number, probe in enumerate(self._probes):
-                if last[probe.question] == index:
-                    yield "probe", number
+
+    def _place(self, question: str) -> int:
+        """The cell before which a question's probes run: nothing of a later question
+        has run there."""
+        found = end = len(self._cells)
+        for index in range(end - 1, -1, -1):
+            cell = self._cells[index]
+            own = question in cell.questions
+            if own and cell.role == "answer":
+                return found
+            if cell.role == "answer":
+                found = end = index
+            elif own and cell.role == "check" and found == end:
+                found = index  # the last of several
+        return len(self._cells)
 
     def _take_cell(self, index: int, done: int) -> bool:
         """Run a cell; False if it must be tried again."""

@@ -25,6 +25,7 @@ _MARK = re.compile(
     r"^[ \t]*#[ \t]*@(answer|check)[ \t]+(q\d{1,6})\b", re.MULTILINE | re.IGNORECASE
 )
 _QUESTION = re.compile(r"q\d{1,6}")
+_HOMEWORK, _TITLE = re.compile(r"hw\d{1,3}"), re.compile(r"\s*# Homework (\d{1,3})\b")
 _BEGINNINGS = {
     b"<": "a web page, not a notebook",
     b"PK": "an archive, not a notebook",
@@ -46,10 +47,12 @@ class Submission:
     Attributes:
         cells: its code cells, numbered by their place among all cells.
         digest: SHA-256 of the file.
+        homework: "hw02", if metadata or a title says so, or "".
     """
 
     cells: tuple[Cell, ...]
     digest: str
+    homework: str
 
 
 def read(path: Path) -> Submission:
@@ -60,8 +63,10 @@ def read(path: Path) -> Submission:
     """
     data = _bytes(path)
     with _parsing:
-        cells = tuple(_cells(_notebook(data)))
-    return Submission(cells, hashlib.sha256(data).hexdigest())
+        notebook = _notebook(data)
+        cells = tuple(_cells(notebook))
+        homework = _homework(notebook)
+    return Submission(cells, hashlib.sha256(data).hexdigest(), homework)
 
 
 def digest(path: Path) -> str:
@@ -135,15 +140,34 @@ def _cells(notebook: dict):
     for number, (kind, source, metadata) in enumerate(_raw_cells(notebook), 1):
         if kind != "code":
             continue
-        if isinstance(source, list) and all(isinstance(s, str) for s in source):
-            source = "".join(source)
-        if not isinstance(source, str):
+        source = _text(source)
+        if source is None:
             raise Unreadable(f"cell {number} has no text")
         size += len(source)
         if size > MAX_CODE:
             raise Unreadable(f"more than {MAX_CODE:,} characters of code")
         role, questions = _role(source, metadata)
         yield Cell(source, role, questions, number)
+
+
+def _text(source) -> str | None:
+    """A cell's text, also of a list of lines; None if it is something else."""
+    if isinstance(source, list) and all(isinstance(s, str) for s in source):
+        return "".join(source)
+    return source if isinstance(source, str) else None
+
+
+def _homework(notebook: dict) -> str:
+    """Of which homework a notebook says that it is; nothing else of what it says."""
+    metadata = notebook.get("metadata")
+    said = metadata.get("kvq") if isinstance(metadata, dict) else None
+    name = said.get("homework") if isinstance(said, dict) else None
+    if isinstance(name, str) and _HOMEWORK.fullmatch(name):
+        return name
+    for kind, source, _ in _raw_cells(notebook):
+        if kind == "markdown" and (found := _TITLE.match(_text(source) or "")):
+            return f"hw{int(found[1]):02}"
+    return ""
 
 
 def _raw_cells(notebook: dict):

@@ -1,6 +1,7 @@
-"""Time, memory and files of a sandbox, read from /proc while it works."""
+"""Time, memory, files and sockets of a sandbox, read from /proc while it works."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 _PAGE, _TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
@@ -60,14 +61,24 @@ def _share(pid: int) -> int:
     return _resident(pid)
 
 
-def files(pid: int, folder: str) -> int:
-    """How many files the file system at `folder` of the process holds; 0 if that
-    cannot be seen."""
-    try:
-        found = os.statvfs(f"/proc/{pid}/root{folder}")
-    except OSError:
-        return 0
-    return found.f_files - found.f_ffree
+def held(pid: int, folders: Sequence[str]) -> tuple[int, int]:
+    """(files, bytes) of the file systems at some folders of the process; nothing where
+    they cannot be seen."""
+    count = size = 0
+    for folder in folders:
+        try:
+            found = os.statvfs(f"/proc/{pid}/root{folder}")
+        except OSError:
+            continue
+        count += found.f_files - found.f_ffree
+        size += (found.f_blocks - found.f_bfree) * found.f_frsize
+    return count, size
+
+
+def sockets(pid: int) -> int:
+    """How many Unix sockets the network of the process has, those included that no
+    process holds: they are on their way in another one."""
+    return max(0, _read(f"/proc/{pid}/net/unix").count("\n") - 1)
 
 
 def _read(path: str) -> str:
