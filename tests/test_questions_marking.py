@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from questions import ROOT, answers, by_rule, everything, sample
 
-from kvq_lib.course.questions import bank, deck, marking, mock, terminal, text
-from kvq_lib.course.questions.marking import mark, mistake, near, read_number
+from kvq_lib.course.questions import bank, deck, marking, mock, numbers, terminal, text
+from kvq_lib.course.questions.marking import mark, mistake, near
+from kvq_lib.course.questions.numbers import read_number, why_not
 from kvq_lib.errors import InvalidArgument
 
 EVERY = everything()
@@ -51,8 +52,49 @@ READ = [
     ("1 GB", "GiB", 1e9 / 2**30),
     ("2048 bytes", "KiB", 2),
     ("1500 µs", "ms", 1.5),
-    ("1 constructor", "MiB", 1),
-    ("5 MiB", "tokens", 5),
+    ("50%", "", 0.5),
+    ("50 per cent", "", 0.5),
+    ("5 percent", "%", 5),
+    ("0.05", "%", 0.05),
+    ("115 %", "times", None),
+    ("4-fold", "times", 4),
+    ("1.15 times", "times", 1.15),
+    ("1500 microseconds", "ms", 1.5),
+    ("1500 μs", "ms", 1.5),
+    ("2e6 ns", "ms", 2),
+    ("1.5 Seconds", "ms", 1500),
+    ("2 sec", "ms", 2000),
+    ("5 min", "ms", 300_000),
+    ("1 h", "ms", 3_600_000),
+    ("5 hours", "MiB", None),
+    ("12 parsecs", "ms", None),
+    ("1 constructor", "MiB", None),
+    ("5 MiB", "tokens", None),
+    ("5 MiB", "", None),
+    ("1 Token", "tokens", 1),
+    ("12 heads", "KV heads", 12),
+    ("260 mib", "MiB", 260),
+    ("1 gigabyte", "MB", 1000),
+    ("2080 Mbit", "MB", 260),
+    ("2080 Mb", "MB", None),
+    ("260 mb", "MB", None),
+    ("260 b", "MiB", None),
+    ("0.5 bytes", "bits", 4),
+    ("3.2 bits per number", "bits", 3.2),
+    ("1 GB/s", "MB/s", 1000),
+    ("1 GB", "MB/s", None),
+    ("800 tokens per second", "tokens/s", 800),
+    ("4k", "tokens", None),
+    ("4 k tokens", "tokens", None),
+    ("7M", "", None),
+    ("0,292", "", None),
+    ("1,024 000", "", None),
+    ("1½", "", None),
+    ("½", "", None),
+    ("1²", "", None),
+    ("٣", "", None),
+    ("5\x1c", "", None),
+    ("5\ufeff", "", None),
     ("1,5", "", None),
     ("1.000,5", "", None),
     ("10,24", "", None),
@@ -70,12 +112,42 @@ READ = [
     ("0x10", "", None),
     ("9" * 70, "", None),
     ("1" + " of them" * 8, "", None),
+    ("𝟙" * 31, "", None),
+]
+
+WHY_NOT = [
+    ("12 parsecs", "ms", "the unit here is ms."),
+    ("5 MiB", "", "there is no unit here"),
+    ("0,292", "", "write 1.5 with a point"),
+    ("1,5", "ms", "write 1.5 with a point"),
+    ("4k", "tokens", "4,000 to some and 4,096 to others"),
+    ("260 Mb", "MB", "bits or bytes"),
+    ("1/0", "", "divided by 0"),
+    ("1e999", "", "too large"),
+    ("eight", "", "That is no number; 1,024 is one"),
+    ("5 6", "ms", "That is no number; 1,024 is one"),
+    ("9" * 70, "", "too long"),
+    ("5 ms", "ms", ""),
 ]
 
 
 @pytest.mark.parametrize(("typed", "unit", "value"), READ)
 def test_numbers_are_read_as_people_type_them(typed, unit, value):
     assert read_number(typed, unit) == (None if value is None else pytest.approx(value))
+
+
+@pytest.mark.parametrize(("typed", "unit", "said"), WHY_NOT)
+def test_what_is_no_number_is_refused_with_the_reason(typed, unit, said):
+    assert said in why_not(typed, unit)
+    assert bool(why_not(typed, unit)) is bool(said)
+    assert (read_number(typed, unit) is None) is bool(said)
+
+
+@pytest.mark.parametrize("question", NUMERIC, ids=lambda q: q.id)
+def test_every_unit_of_the_bank_can_be_typed(question):
+    assert mark(question, question.shown) == 1
+    if question.unit:
+        assert why_not("1 parsec", question.unit).endswith(f"is {question.unit}.")
 
 
 @given(st.floats(-1e12, 1e12).filter(lambda x: x == 0 or abs(x) > 1e-200))
@@ -174,23 +246,36 @@ def test_the_page_marks_every_answer_as_python_does(page):
 @pytest.mark.browser
 def test_the_page_reads_numbers_as_python_does(page):
     draw = random.Random(3)
-    alphabet = [*"0123456789.,eE-+−×x*^/ _'~%", "10", "MiB", "GiB", "ms", "about "]
+    names = [name for kind in numbers.TABLE["units"] for name in kind]
+    names += [*numbers.TABLE["counts"], *numbers.TABLE["percent"], "/s", " per second"]
+    alphabet = [*"0123456789.,eE-+−×x*^/ _'~%½²\xa0\x1c\ufeff", "10", "k", "about "]
     texts = ["".join(draw.choices(alphabet, k=draw.randint(1, 9))) for _ in range(5000)]
-    texts += [typed for typed, _, _ in READ]
-    units = [draw.choice(["", "MiB", "GB", "ms", "tokens"]) for _ in texts]
+    for _ in range(5000):  # numbers with units, more often read
+        name = draw.choice(names)
+        name = draw.choice([name, name, name.upper(), name.title(), f"{name}/s"])
+        texts.append(f"{draw.choice(['7', '1,024', '.5', '3e2'])}{' ' * 2}{name}")
+    texts += [typed for typed, *_ in READ + WHY_NOT]
+    asked = [*{question.unit for question in NUMERIC}, "GB", "GB/s", "s", "%"]
+    units = [draw.choice(sorted(asked)) for _ in texts[: -len(READ + WHY_NOT)]]
+    units += [unit for _, unit, _ in READ + WHY_NOT]
     found = page.evaluate(
         """([texts, units]) => {
-          const { readNumber } = document.getElementById("kvqm").kvq;
-          return texts.map((text, i) => readNumber(text, units[i]));
+          const { readNumber, whyNot } = document.getElementById("kvqm").kvq;
+          return texts.map((t, i) => [readNumber(t, units[i]), whyNot(t, units[i])]);
         }""",
         [texts, units],
     )
     expected = [
-        read_number(typed, unit) for typed, unit in zip(texts, units, strict=True)
+        (read_number(typed, unit), why_not(typed, unit))
+        for typed, unit in zip(texts, units, strict=True)
     ]
-    assert sum(value is not None for value in expected) > 300
+    assert sum(value is not None for value, _ in expected) > 1000
+    assert {why.split("is ")[0] for _, why in expected} >= {
+        why.split("is ")[0] for why in numbers.TABLE["reasons"].values()
+    }
     for typed, unit, here, there in zip(texts, units, expected, found, strict=True):
-        assert there == (None if here is None else pytest.approx(here)), (typed, unit)
+        assert there[1] == here[1], (typed, unit)
+        assert there[0] == (here[0] and pytest.approx(here[0])), (typed, unit)
 
 
 # -- the terminal ----------------------------------------------------------------------

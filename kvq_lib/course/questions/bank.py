@@ -111,6 +111,7 @@ class Question:
         why: of a numeric question, the answer filled in.
         rubric, model: of an open question: what counts, and an answer that is good.
         sources: keys of the bibliography.
+        cited: these works as faces without a bibliography show them.
     """
 
     id: str
@@ -130,6 +131,7 @@ class Question:
     rubric: tuple[Line, ...] = ()
     model: str = ""
     sources: tuple[str, ...] = ()
+    cited: tuple[str, ...] = ()
 
     @property
     def points(self) -> int:
@@ -159,7 +161,7 @@ class Surroundings:
     """What questions refer to: sections by page and number, and works by key."""
 
     sections: dict[str, dict[str, str]]
-    works: frozenset[str]
+    works: dict[str, str]
 
 
 def surroundings(root: Path = ROOT) -> Surroundings:
@@ -176,8 +178,21 @@ def surroundings(root: Path = ROOT) -> Surroundings:
         sections[page] = {number: title for cell in found for number, title in cell}
     works = root / "book" / "references.bib"
     listed = works.read_text(encoding="utf-8") if works.exists() else ""
-    keys = re.findall(r"^@\w+\{([^,]+),", listed, re.M)
-    return Surroundings(sections, frozenset(keys))
+    found = re.findall(r"^@\w+\{([^,]+),\n(.*?)^\}", listed, re.M | re.S)
+    return Surroundings(sections, {key: _work(fields) for key, fields in found})
+
+
+def _work(fields: str) -> str:
+    """A work in a line, from the fields of its entry in the bibliography."""
+
+    def field(name: str) -> str:
+        held = re.search(rf"^ *{name} *= *\{{(.*)\}},?$", fields, re.M)
+        return re.sub(r"[{}]", "", held[1]) if held else ""
+
+    authors = field("author").split(" and ")
+    name = authors[0].split(",")[0] + (" and others" if authors[1:] else "")
+    parts = [f"{name}, {field('year')}: {field('title')}", field("url")]
+    return ", ".join(part for part in parts if part)
 
 
 def load(folder: Path | None = None, root: Path = ROOT) -> tuple[Question, ...]:

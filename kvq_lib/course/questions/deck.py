@@ -41,13 +41,14 @@ def fields(question: Question) -> dict[str, str]:
     if question.unit:
         head += f", in {escaping.escape(question.unit)}"
     section = question.section
-    place = f"{section.number} {text.plain(section.title)}"
+    place = f"Section {section.number} {text.plain(section.title)}"
+    tail = "<br>".join(escaping.escape(line) for line in (place, *question.cited))
     return {
         "Id": question.id,
         "Question": f'<p class="head">{head}</p>{text.html(question.question)}',
         "Choices": _list(question, answered=False),
         "Answer": _answer(question),
-        "Section": f'<p class="head">Section {escaping.escape(place)}</p>',
+        "Section": f'<p class="head">{tail}</p>',
     }
 
 

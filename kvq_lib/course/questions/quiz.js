@@ -48,7 +48,7 @@ function kvqQuizNumber(input, unit, feedback) {
     const given = kvqReadNumber(typed, unit);
     const from = document.activeElement;
     if (given === null) {
-      feedback.textContent = "✗ That is no number; 1,024 is one, and 1.5e3.";
+      feedback.textContent = `✗ ${kvqWhyNot(typed, unit)}`;
       feedback.className = "Feedback incorrect";
       return;
     }

@@ -186,6 +186,8 @@ class _Reader:
             "question": self.words("question", entry.get("question")),
             "sources": self.sources(entry.get("sources", [])),
         }
+        works = self.around.works
+        common["cited"] = tuple(works[k] for k in common["sources"] if k in works)
         if common["level"] not in bank.LEVELS:
             self.complain(f"level is one of {', '.join(bank.LEVELS)}")
         own = {"single": self.choices, "multiple": self.choices}

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from ...errors import InvalidArgument
 from . import balance, bank, text
 from .bank import Question
-from .marking import mark, mistake, read_number
+from .marking import mark, mistake
+from .numbers import read_number
 from .sheet import ASKS, LETTERS
 
 HELP = {
