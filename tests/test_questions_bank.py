@@ -81,7 +81,8 @@ def test_sections_and_works_are_those_of_the_book():
         len(AROUND.sections) == 12
         and "6b.3" in AROUND.sections["book/06b_how_the_kernel_reads_a_page"]
     )
-    assert {"ainslie2023gqa", "liu2024kivi"} <= AROUND.works
+    assert {"ainslie2023gqa", "liu2024kivi"} <= set(AROUND.works)
+    assert AROUND.works["liu2024kivi"].startswith("Liu and others, 2024: KIVI: ")
 
 
 def test_all_problems_are_told_at_once(tmp_path):
@@ -371,6 +372,38 @@ def test_texts_have_three_forms(markdown, html, plain):
 def test_the_bank_of_the_book_is_good_and_balanced():
     found = list(balance.troubles(bank.load(), balance.chapters()))
     assert not found, "\n".join(found)
+
+
+def test_words_that_give_choices_away_are_counted_and_bounded():
+    def asked(place, right, wrong):
+        listed = [bank.Choice(right, True, "a"), *[bank.Choice(wrong, False, "b")] * 3]
+        return dataclasses.replace(sample()[0], id=str(place), choices=tuple(listed))
+
+    reason = balance.TELLING["a reason"]
+    told = [asked(i, f"It is {i}", f"It is {i}, since so") for i in range(20)]
+    assert balance.telling(told, reason) == (0, 1)
+    said = "a reason stands in 0% of right and 100% of wrong"
+    assert any(said in line for line in balance.troubles(told, []))
+    assert "a reason in 0% of right, 100% of wrong" in balance.report(told, [])
+    even = [asked(i, f"It is {i}", f"It is not {i}") for i in range(20)]
+    assert not any("a reason" in line for line in balance.troubles(even, []))
+    for words, held in (("sofa", False), ("So it is", True), ("so, for now", True)):
+        assert bool(reason.search(words)) is held
+
+
+def test_the_best_page_is_the_one_that_the_library_counts():
+    """Over a page of lengths, so that the last page is half full on average."""
+    (question,) = (q for q in bank.load() if q.id == "paging-best-size")
+    shape = kvq.KVShape(1, 1, 128)
+
+    def bits(size):
+        lengths = range(3000 - size // 2, 3000 + size // 2)
+        held = (kvq.kv_bytes(shape, "int2-kivi", n, 1, size) / n for n in lengths)
+        return sum(held) / size
+
+    best = min((2**i for i in range(2, 11)), key=bits)
+    assert question.answer == best == 64
+    assert bits(56) < bits(64) and bits(56) < bits(48)  # near the 57 of the text
 
 
 def test_the_sample_is_out_of_balance_and_the_report_says_how():
