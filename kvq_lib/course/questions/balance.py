@@ -115,8 +115,8 @@ def troubles(questions: Sequence[Question], pages: Sequence[str]) -> Iterator[st
         right, wrong = telling(questions, word)
         if singles >= 20 and abs(right - wrong) > MOST_APART:
             yield (
-                f"{name} stands in {right:.0%} of right and {wrong:.0%} of wrong single "
-                f"choices; at most {100 * MOST_APART:.0f} points apart"
+                f"{name} stands in {right:.0%} of right and {wrong:.0%} of wrong "
+                f"single choices; at most {100 * MOST_APART:.0f} points apart"
             )
     places = Counter(q.rights[0] for q in questions if q.kind == "single")
     place, most = max(places.items(), key=lambda item: item[1], default=(0, 0))

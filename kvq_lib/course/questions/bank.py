@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import InvalidArgument
@@ -112,6 +112,7 @@ class Question:
         rubric, model: of an open question: what counts, and an answer that is good.
         sources: keys of the bibliography.
         cited: these works as faces without a bibliography show them.
+        place: the file and the line, "02_memory.yml:17".
     """
 
     id: str
@@ -132,6 +133,7 @@ class Question:
     model: str = ""
     sources: tuple[str, ...] = ()
     cited: tuple[str, ...] = ()
+    place: str = field(default="", compare=False)
 
     @property
     def points(self) -> int:
@@ -185,13 +187,13 @@ def surroundings(root: Path = ROOT) -> Surroundings:
 def _work(fields: str) -> str:
     """A work in a line, from the fields of its entry in the bibliography."""
 
-    def field(name: str) -> str:
+    def part(name: str) -> str:
         held = re.search(rf"^ *{name} *= *\{{(.*)\}},?$", fields, re.M)
         return re.sub(r"[{}]", "", held[1]) if held else ""
 
-    authors = field("author").split(" and ")
+    authors = part("author").split(" and ")
     name = authors[0].split(",")[0] + (" and others" if authors[1:] else "")
-    parts = [f"{name}, {field('year')}: {field('title')}", field("url")]
+    parts = [f"{name}, {part('year')}: {part('title')}", part("url")]
     return ", ".join(part for part in parts if part)
 
 
@@ -214,16 +216,21 @@ def load(folder: Path | None = None, root: Path = ROOT) -> tuple[Question, ...]:
             "in a copy of it"
         )
     stamp = tuple((str(path), path.stat().st_mtime_ns) for path in files)
-    return _load(stamp, root)
+    # A question in a file with another ending would be missing, and nobody would know.
+    other = [path.name for path in sorted(folder.iterdir()) if path not in files]
+    other = [name for name in other if name != "README.md" and name[0] != "."]
+    return _load(stamp, tuple(other), root)
 
 
 @functools.lru_cache(maxsize=4)
-def _load(stamp: tuple[tuple[str, int], ...], root: Path) -> tuple[Question, ...]:
+def _load(
+    stamp: tuple[tuple[str, int], ...], other: tuple[str, ...], root: Path
+) -> tuple[Question, ...]:
     from . import rules
 
     around = surroundings(root)
     questions: list[Question] = []
-    problems: list[str] = []
+    problems = [f"{name}: a file is called NN_topic.yml" for name in other]
     for name, _ in stamp:
         path = Path(name)
         found, wrong = rules.read_file(path.name, path.read_bytes(), around)
