@@ -620,6 +620,30 @@ def test_text_stands_out_and_everything_fits_a_phone(show, theme):  # noqa: F811
 
 
 @pytest.mark.browser
+def test_no_button_of_the_theme_lies_on_next(show):  # noqa: F811
+    """The theme's button is fixed near the lower edge and shows itself on scrolling."""
+    button = """<style>#pst-back-to-top { position: fixed; left: 50vw; top: 40vh;
+      transform: translate(-50%); z-index: 1080; display: block; width: 99vw;
+      height: 50vh; }</style>"""
+    top = '<button id="pst-back-to-top">Back to top</button>'
+    for width, hidden in ((375, True), (1280, False)):
+        page = show(top + interview(), before=button, width=width)
+        assert page.locator("#pst-back-to-top").is_visible() is not hidden
+    page = show(top + interview(), before=button, width=375)
+    start(page)
+    page.locator("[data-do=next]").click(timeout=5000)
+
+
+@pytest.mark.browser
+def test_the_review_names_sources(show):  # noqa: F811
+    page = show(interview([BY_ID["memory-kv-heads"]]))
+    start(page)
+    finish(page)
+    review = page.locator(".kvqm-review").inner_text()
+    assert "Sources: Ainslie and others, 2023: GQA: " in review
+
+
+@pytest.mark.browser
 def test_results_can_be_printed(show):  # noqa: F811
     page = show(interview())
     start(page)

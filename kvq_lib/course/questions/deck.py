@@ -12,6 +12,7 @@ from pathlib import Path
 
 from . import bank, text
 from .bank import Question
+from .numbers import asked_in
 from .sheet import ASKS, letters
 
 NAME = "KV-Cache Quantization"
@@ -38,8 +39,7 @@ def number(name: str) -> int:
 def fields(question: Question) -> dict[str, str]:
     """What a card shows, as HTML."""
     head = f"{bank.TOPICS[question.topic]} · {question.level} · {ASKS[question.kind]}"
-    if question.unit:
-        head += f", in {escaping.escape(question.unit)}"
+    head += escaping.escape(asked_in(question.unit))
     section = question.section
     place = f"Section {section.number} {text.plain(section.title)}"
     tail = "<br>".join(escaping.escape(line) for line in (place, *question.cited))

@@ -19,6 +19,13 @@ const KVQ_SPACES = new RegExp(`${KVQ_SPACE}+`, "g");
 const KVQ_EACH_SECOND = /\/(?:s|sec|second)$| (?:per|a) second$/;
 const KVQ_EACH_NUMBER = /(?:\/| per | a | an )(?:number|element|value)$/;
 
+// How a question for a number goes on: ", in MiB", ", the number of tokens" or nothing.
+function kvqAskedIn(unit) {
+  const measured = unit.includes("/") || KVQ_TABLE.units.some((row) => Object.hasOwn(row, unit));
+  if (unit === "%") return ", in percent";
+  return unit && (measured ? `, in ${unit}` : `, the number of ${unit}`);
+}
+
 // The number that somebody typed, in a unit, or null.
 function kvqReadNumber(typed, unit = "") {
   const found = kvqRead(typed, unit);

@@ -44,7 +44,7 @@ function kvqField(question, kept) {
     });
   }
   const open = question.kind === "open";
-  const unit = question.unit ? `, in ${question.unit}` : "";
+  const unit = kvqAskedIn(question.unit ?? "");
   const box = kvqElement(open ? "textarea" : "input", undefined,
     { id: "kvqm-typed", "aria-describedby": "kvqm-hint" });
   if (!open) Object.assign(box, { type: "text", autocomplete: "off", spellcheck: false });

@@ -85,6 +85,14 @@ def script() -> str:
     return f"const KVQ_TABLE = {json.dumps(TABLE, ensure_ascii=False)};\n{rule}"
 
 
+def asked_in(unit: str) -> str:
+    """How a question for a number goes on: ", in MiB", " of tokens" or nothing."""
+    measured = any(unit in row for row in TABLE["units"]) or "/" in unit
+    if unit == "%":
+        return ", in percent"
+    return unit and (f", in {unit}" if measured else f" of {unit}")
+
+
 def read_number(typed: str, unit: str = "") -> float | None:
     """The number that somebody typed, in `unit`, or None if there is none.
 

@@ -38,7 +38,7 @@ function kvqQuizNumber(input, unit, feedback) {
   input.autocomplete = "off";
   const label = input.parentElement.querySelector("label");
   label.htmlFor = input.id;
-  label.textContent = unit ? `Your answer, in ${unit}:` : "Your answer:";
+  label.textContent = `Your answer${kvqAskedIn(unit)}:`;
   const button = document.createElement("button");
   button.type = "button";
   button.textContent = "Check";
