@@ -90,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             answer, status = answer
         if answer:
             print(answer)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it may be closed from the beginning
+            sys.stdout.flush()
     except KVQError as error:
         print(_line(f"kvq {options.command}: error: {error}"), file=sys.stderr)
         return 2
@@ -257,8 +258,11 @@ def _add_quiz(commands) -> None:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--topic", help="ask about one topic, such as memory (default: all)")
-    add("--level", help="easy, mid or hard (default: all)")
+    several = {"type": lambda text: text.split(","), "action": "extend", "default": []}
+    add("--topic", **several, help="topics, such as memory,paging (default: all)")
+    add("--level", **several, help="easy, mid or hard, or two of them (default: all)")
+    add("--kind", **several, help="single, multiple, numeric, open (default: all)")
+    add("--minutes", type=_real, default=0, help="a time limit (default: none)")
     add("--number", type=_number, default=10, help="of questions (default: 10)")
     add("--seed", type=_number, help="the same seed asks the same questions")
     add("--report", action="store_true", help="say what the bank holds, ask nothing")
@@ -269,7 +273,13 @@ def _run_quiz(options) -> str:
     from .course.questions import terminal  # `kvq plan` needs none of what it loads
 
     return terminal.run(
-        options.topic, options.level, options.number, options.seed, options.report
+        options.topic,
+        options.level,
+        options.kind,
+        options.number,
+        options.minutes,
+        options.seed,
+        options.report,
     )
 
 

@@ -25,7 +25,7 @@ def everything() -> tuple[bank.Question, ...]:
 
 def typed(value: float) -> list[str]:
     """Ways to write one number."""
-    ways = [repr(float(value)), f"{value:.12e}", f" {float(value)!r} of them "]
+    ways = [repr(float(value)), f"{value:.12e}", f" about {float(value)!r} "]
     if float(value).is_integer() and 0 <= value < 1e15:
         whole = f"{int(value):,}"
         ways += [whole, whole.replace(",", " "), f"{int(value)}."]

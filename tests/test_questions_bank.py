@@ -4,9 +4,12 @@ import ast
 import copy
 import dataclasses
 import inspect
+import json
 import math
+import re
 import subprocess
 import sys
+import time
 
 import pytest
 import yaml
@@ -28,7 +31,8 @@ GOOD = {
 def read(*entries, name="02_memory.yml", content=None):
     """The questions of a file that holds these entries, and its problems."""
     if content is None:
-        content = yaml.safe_dump(list(entries), allow_unicode=True)
+        copied = json.loads(json.dumps(entries))  # in which nothing stands twice
+        content = yaml.safe_dump(copied, allow_unicode=True)
     return rules.read_file(name, content.encode(), AROUND)
 
 
@@ -81,7 +85,8 @@ def test_sections_and_works_are_those_of_the_book():
         len(AROUND.sections) >= 12
         and "6b.3" in AROUND.sections["book/06b_how_the_kernel_reads_a_page"]
     )
-    assert {"ainslie2023gqa", "liu2024kivi"} <= AROUND.works
+    assert {"ainslie2023gqa", "liu2024kivi"} <= set(AROUND.works)
+    assert AROUND.works["liu2024kivi"].startswith("Liu and others, 2024: KIVI: ")
 
 
 def test_all_problems_are_told_at_once(tmp_path):
@@ -98,9 +103,9 @@ def test_all_problems_are_told_at_once(tmp_path):
         bank.load(tmp_path)
     assert len(error.value.problems) == 4
     for place in (
-        "02_memory.yml: memory-kv-heads: level",
-        "02_memory.yml: memory-what-grows: unknown tags nonsense",
-        "03_quantization.yml: quantization-divisor: no section",
+        "02_memory.yml:11: memory-kv-heads: level",
+        "memory-what-grows: unknown tags nonsense",
+        "quantization-divisor: no section",
         "04_nowhere.yml: ",
     ):
         assert place in str(error.value)
@@ -128,12 +133,18 @@ def test_a_question_that_changed_is_read_again(tmp_path):
         ("", "a list of questions"),
         ("- 3\n", "no mapping"),
         ("- !!python/object/apply:os.getcwd []\n", "could not determine"),
+        ("- {id: 2026-99-99}\n", "a date or a number that is none"),
+        (f"- {{id: {'9' * 5000}}}\n", "a date or a number that is none"),
+        ("- " + "[" * 3000 + "]" * 3000 + "\n", "too deep"),
+        ("- &a [x]\n- *a\n", "an alias is not allowed"),
+        (f"- {{kind: 0x{'f' * 5000}}}\n", "kind is one of"),
+        ("#" * 1_000_001, "at most 1,000,000 bytes"),
     ],
 )
 def test_files_that_hold_no_questions_are_named(content, said):
     found, problems = read(content=content)
     assert not found and len(problems) == 1
-    assert problems[0].startswith("02_memory.yml: ") and said in problems[0]
+    assert problems[0].startswith("02_memory.yml:") and said in problems[0]
 
 
 def test_bytes_that_are_no_text_are_named():
@@ -182,6 +193,64 @@ WRONG = [
         {"choices": choices(text=choices()[1]["text"].upper())},
         "the same text",
     ),
+    *[
+        (SINGLE, {"choices": choices(text=words)}, "speaks of the other")
+        for words in (
+            "Both a and b",
+            "a and c.",
+            "(a), (b) and (c)",
+            "Neither a nor b",
+            "None of the other answers",
+            "Either of the above",
+            "The same as the first choice.",
+            "What answer b says.",
+            "Both of them.",
+        )
+    ],
+    (
+        SINGLE,
+        {
+            "choices": [
+                {
+                    "text": f"It is {{value{s}}}.",
+                    "value": v,
+                    "why": w,
+                    "right": w == "A.",
+                }
+                for s, v, w in (
+                    (":.1f", "2 + 2", "A."),
+                    (":.3f", "4", "B."),
+                    ("", "5", "C."),
+                )
+            ]
+        },
+        "choice 2 has the value of another choice",
+    ),
+    (SINGLE, {"choices": choices(text="{value:9999999999d}", value="4")}, "odd shape"),
+    (SINGLE, {"choices": choices(text="{value:>99}", value="4")}, "odd shape"),
+    (SINGLE, {"choices": choices(text="One.\n\nTwo.")}, "several paragraphs"),
+    (SINGLE, {"choices": choices(why="One.\n\nTwo.")}, "several paragraphs"),
+    (SINGLE, {"question": "TODO: which?"}, "a note to its author"),
+    (SINGLE, {"question": "See https://example.org for it."}, "a bare address"),
+    (SINGLE, {"question": "| a | b |\n|---|---|\n| 1 | 2 |"}, "a table"),
+    (SINGLE, {"question": "# Which?"}, "a heading"),
+    (SINGLE, {"question": "Which?\n====="}, "a heading"),
+    (SINGLE, {"question": "Which?\n- One\n- Two"}, "a list"),
+    (SINGLE, {"question": "Which?\n\n1. One"}, "a list"),
+    (SINGLE, {"question": "> Which?"}, "a quotation"),
+    (SINGLE, {"question": r"Is $\frak{x}$ it?"}, r"the unknown command \frak"),
+    (SINGLE, {"question": "Why? " * 500}, "more than 2000 characters"),
+    (SINGLE, {"question": "Which\x07?"}, "a control character"),
+    (NUMBER, {"unit": "*MiB*"}, "unit is a text"),
+    (NUMBER, {"unit": "$x$"}, "unit is a text"),
+    (NUMBER, {"unit": "<b>MiB</b>"}, "unit is a text"),
+    (NUMBER, {"expression": [1]}, "is no expression"),
+    (NUMBER, {"expression": "round(5, -100000000)"}, "at most 20 places"),
+    (
+        OPEN,
+        {"rubric": [{"points": 1, "text": t} for t in ("Says a.", "B", "says  a")]},
+        "line 3 of the rubric is another line",
+    ),
     (SEVERAL, {"choices": [c | {"right": True} for c in choices()]}, "but not all"),
     (SEVERAL, {"choices": [c | {"right": False} for c in choices()]}, "but not all"),
     (NUMBER, {"expression": "12 +"}, "no expression"),
@@ -217,7 +286,8 @@ def test_a_broken_rule_is_told_with_file_and_id(question_id, changes, said):
     found, problems = read(changed(question_id, **changes))
     assert not found, "the question was taken"
     named = changes.get("id", question_id)
-    assert all(p.startswith(f"02_memory.yml: {named}: ") for p in problems)
+    where = re.compile(rf"02_memory\.yml:\d+: {re.escape(named)}: ")
+    assert all(where.match(p) for p in problems), problems
     assert any(said in p for p in problems), problems
 
 
@@ -231,9 +301,80 @@ def test_each_good_question_is_taken_and_every_key_is_needed(question_id):
         assert read(changed(question_id, **{key: None}), name=name)[1], key
 
 
-def test_ids_are_unique():
-    twice = [q for q in sample() if q.id == SINGLE] * 2
-    assert "two questions have this id" in rules.together(twice)[0]
+LINED = """\
+- id: memory-a
+  kind: multiple
+  level: easy
+  tags: [size]
+  section: book/02_memory_bottleneck#2.2
+  question: What is it?
+  choices:
+    - {text: One., right: true, why: So.}
+    - text: Two.
+      why: See [there](x).
+    - {text: Three., why: No.}
+- id: memory-b
+  kind: numeric
+  level: never
+  tags: [size]
+  section: book/02_memory_bottleneck#2.2
+  question: How many?
+  expression: 1 +
+  unit: $x$
+  tolerance: 2
+  decimals: 0
+  why: It is {answer}.
+  mistakes:
+    - {expression: 5, why: Too many.}
+    - {expression: log(0), why: Too few.}
+"""
+
+
+def test_every_problem_names_its_line():
+    problems = read(content=LINED)[1]
+    lines = {int(p.split(":")[1]): p for p in problems}
+    assert len(lines) == len(problems) == 5, problems
+    for line, said in (
+        (9, "memory-a: choice 2: why holds a link"),
+        (14, "memory-b: level is one of"),
+        (18, "memory-b: expression: '1 +'"),
+        (19, "memory-b: unit is"),
+        (20, "memory-b: tolerance is between"),
+    ):
+        assert said in lines[line]
+
+
+def test_ids_are_unique_and_both_places_are_named():
+    one = next(q for q in sample() if q.id == SINGLE)
+    other = dataclasses.replace(one, place="03_quantization.yml:7")
+    (problem,) = rules.together([one, other])
+    assert problem.startswith(f"03_quantization.yml:7: {SINGLE}: {one.place} has")
+    assert one.place == "02_memory.yml:2"
+
+
+@pytest.mark.parametrize("name", ["13_memory.yaml", "02_memory.json", "more"])
+def test_files_that_nobody_would_read_are_told(tmp_path, name):
+    (tmp_path / "02_memory.yml").write_text(yaml.safe_dump([GOOD[SINGLE]]))
+    (tmp_path / "README.md").write_text("How to.")
+    (tmp_path / ".hidden").write_text("")
+    assert len(bank.load(tmp_path)) == 1
+    (tmp_path / name).write_text("[]")
+    with pytest.raises(bank.BankError, match=f"{name}: a file is called NN_topic.yml"):
+        bank.load(tmp_path)
+
+
+def test_halves_are_rounded_up():
+    for expression, shown in (
+        ("0.125", "0.13"),
+        ("2.675", "2.68"),
+        ("-0.125", "-0.13"),
+    ):
+        entry = changed(
+            NUMBER, expression=expression, decimals=2, tolerance=0.1, unit="",
+            mistakes=[{"expression": "5", "why": "No."}],
+        )  # fmt: skip
+        ((question,), problems) = read(entry)
+        assert not problems and question.shown == shown
 
 
 @pytest.mark.parametrize(
@@ -323,11 +464,42 @@ def test_expressions_are_computed(expression, value):
         "1e200 * 1e200 - 1e200 * 1e200",
         "kv_bytes(KVShape(0, 1, 1), 'int8', 1)",
         "+".join("1" * 300),
+        "round(5, -100000000)",
+        "round(5, ndigits=-100000000)",
+        "(" * 300,
+        "-" * 398 + "1a",
+        "(2**128)**128",
+        "(2**100)**128",
+        "9" * 399,
+        "(0 - 8)**0.5",
+        "exp(1000)",
+        "kv_bytes(KVShape(1, 1, 1), 'int8', 9**128)",
+        "kv_bytes(KVShape(1, 1, 1), scheme('int8', recent=9**128), 5)",
+        "kv_bytes(KVShape(1, 1, 1), 'int8', 1.5)",
+        "scheme(5)",
+        "max(1)",
+        "floor('a')",
     ],
 )
 def test_what_is_no_expression_is_refused(expression):
     with pytest.raises(InvalidArgument):
         expressions.evaluate(expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "9**99999999",
+        "kv_bytes(KVShape(1, 1, 1), scheme('int8', recent=10**90), 10**99)",
+    ],
+)
+def test_no_expression_takes_long(expression):
+    started = time.monotonic()
+    try:
+        expressions.evaluate(expression)
+    except InvalidArgument as refused:
+        assert len(str(refused)) < 500
+    assert time.monotonic() - started < 2
 
 
 def test_expressions_know_public_names_of_the_library_alone():
@@ -371,6 +543,38 @@ def test_texts_have_three_forms(markdown, html, plain):
 def test_the_bank_of_the_book_is_good_and_balanced():
     found = list(balance.troubles(bank.load(), balance.chapters()))
     assert not found, "\n".join(found)
+
+
+def test_words_that_give_choices_away_are_counted_and_bounded():
+    def asked(place, right, wrong):
+        listed = [bank.Choice(right, True, "a"), *[bank.Choice(wrong, False, "b")] * 3]
+        return dataclasses.replace(sample()[0], id=str(place), choices=tuple(listed))
+
+    reason = balance.TELLING["a reason"]
+    told = [asked(i, f"It is {i}", f"It is {i}, since so") for i in range(20)]
+    assert balance.telling(told, reason) == (0, 1)
+    said = "a reason stands in 0% of right and 100% of wrong"
+    assert any(said in line for line in balance.troubles(told, []))
+    assert "a reason in 0% of right, 100% of wrong" in balance.report(told, [])
+    even = [asked(i, f"It is {i}", f"It is not {i}") for i in range(20)]
+    assert not any("a reason" in line for line in balance.troubles(even, []))
+    for words, held in (("sofa", False), ("So it is", True), ("so, for now", True)):
+        assert bool(reason.search(words)) is held
+
+
+def test_the_best_page_is_the_one_that_the_library_counts():
+    """Over a page of lengths, so that the last page is half full on average."""
+    (question,) = (q for q in bank.load() if q.id == "paging-best-size")
+    shape = kvq.KVShape(1, 1, 128)
+
+    def bits(size):
+        lengths = range(3000 - size // 2, 3000 + size // 2)
+        held = (kvq.kv_bytes(shape, "int2-kivi", n, 1, size) / n for n in lengths)
+        return sum(held) / size
+
+    best = min((2**i for i in range(2, 11)), key=bits)
+    assert question.answer == best == 64
+    assert bits(56) < bits(64) and bits(56) < bits(48)  # near the 57 of the text
 
 
 def test_the_sample_is_out_of_balance_and_the_report_says_how():

@@ -89,6 +89,24 @@ def test_fronts_do_not_give_the_answer_away():
             assert text.line(choice.why) not in front
 
 
+def test_cards_name_section_and_sources():
+    shown = deck.fields(next(q for q in sample() if q.id == "memory-kv-heads"))
+    assert (
+        "Section 2.2 Count the tensors<br>Ainslie and others, 2023" in shown["Section"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [("MiB", "a number, in MiB"), ("times", "a number of times"), ("", "a number ·"),
+     ("KV heads", "a number of KV heads"), ("%", "a number, in percent"),
+     ("tokens/s", "a number, in tokens/s")],
+)  # fmt: skip
+def test_the_sheet_asks_for_units_in_plain_words(unit, said):
+    question = next(q for q in sample() if q.kind == "numeric")
+    assert said in sheet.markdown([dataclasses.replace(question, unit=unit)])
+
+
 def test_formulas_are_those_that_anki_shows():
     shown = deck.fields(next(q for q in sample() if q.id == "memory-what-grows"))
     assert r"\(L\)" in shown["Choices"] and "$x$" in shown["Choices"]
@@ -203,8 +221,8 @@ def test_a_problem_of_the_bank_fails_the_build_and_is_named(tiny, capsys):
     path.write_text(path.read_text().replace("level: hard", "level: heavy"))
     assert site.build(tiny) == 1
     report = capsys.readouterr().out.split("The site was not built.")[1]
-    assert "02_memory.yml: memory-time-of-a-step: level is one of" in report
-    assert "02_memory.yml: memory-why-cache: level is one of" in report
+    for question in ("memory-time-of-a-step", "memory-why-cache"):
+        assert re.search(rf"02_memory\.yml:\d+: {question}: level is one of", report)
 
 
 # -- the book --------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 import builtins
 import html as escaping
 import json
+import os
 import random
 import re
 import signal
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 
 import pytest
@@ -15,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from questions import ROOT, answers, by_rule, everything, sample
 
-from kvq_lib.course.questions import bank, deck, marking, mock, terminal, text
-from kvq_lib.course.questions.marking import mark, mistake, near, read_number
+from kvq_lib.course.questions import bank, deck, marking, mock, numbers, terminal, text
+from kvq_lib.course.questions.marking import mark, mistake, near
+from kvq_lib.course.questions.numbers import read_number, why_not
 from kvq_lib.errors import InvalidArgument
 
 EVERY = everything()
@@ -51,8 +54,49 @@ READ = [
     ("1 GB", "GiB", 1e9 / 2**30),
     ("2048 bytes", "KiB", 2),
     ("1500 µs", "ms", 1.5),
-    ("1 constructor", "MiB", 1),
-    ("5 MiB", "tokens", 5),
+    ("50%", "", 0.5),
+    ("50 per cent", "", 0.5),
+    ("5 percent", "%", 5),
+    ("0.05", "%", 0.05),
+    ("115 %", "times", None),
+    ("4-fold", "times", 4),
+    ("1.15 times", "times", 1.15),
+    ("1500 microseconds", "ms", 1.5),
+    ("1500 μs", "ms", 1.5),
+    ("2e6 ns", "ms", 2),
+    ("1.5 Seconds", "ms", 1500),
+    ("2 sec", "ms", 2000),
+    ("5 min", "ms", 300_000),
+    ("1 h", "ms", 3_600_000),
+    ("5 hours", "MiB", None),
+    ("12 parsecs", "ms", None),
+    ("1 constructor", "MiB", None),
+    ("5 MiB", "tokens", None),
+    ("5 MiB", "", None),
+    ("1 Token", "tokens", 1),
+    ("12 heads", "KV heads", 12),
+    ("260 mib", "MiB", 260),
+    ("1 gigabyte", "MB", 1000),
+    ("2080 Mbit", "MB", 260),
+    ("2080 Mb", "MB", None),
+    ("260 mb", "MB", None),
+    ("260 b", "MiB", None),
+    ("0.5 bytes", "bits", 4),
+    ("3.2 bits per number", "bits", 3.2),
+    ("1 GB/s", "MB/s", 1000),
+    ("1 GB", "MB/s", None),
+    ("800 tokens per second", "tokens/s", 800),
+    ("4k", "tokens", None),
+    ("4 k tokens", "tokens", None),
+    ("7M", "", None),
+    ("0,292", "", None),
+    ("1,024 000", "", None),
+    ("1½", "", None),
+    ("½", "", None),
+    ("1²", "", None),
+    ("٣", "", None),
+    ("5\x1c", "", None),
+    ("5\ufeff", "", None),
     ("1,5", "", None),
     ("1.000,5", "", None),
     ("10,24", "", None),
@@ -70,12 +114,42 @@ READ = [
     ("0x10", "", None),
     ("9" * 70, "", None),
     ("1" + " of them" * 8, "", None),
+    ("𝟙" * 31, "", None),
+]
+
+WHY_NOT = [
+    ("12 parsecs", "ms", "the unit here is ms."),
+    ("5 MiB", "", "there is no unit here"),
+    ("0,292", "", "write 1.5 with a point"),
+    ("1,5", "ms", "write 1.5 with a point"),
+    ("4k", "tokens", "4,000 to some and 4,096 to others"),
+    ("260 Mb", "MB", "bits or bytes"),
+    ("1/0", "", "divided by 0"),
+    ("1e999", "", "too large"),
+    ("eight", "", "That is no number; 1,024 is one"),
+    ("5 6", "ms", "That is no number; 1,024 is one"),
+    ("9" * 70, "", "too long"),
+    ("5 ms", "ms", ""),
 ]
 
 
 @pytest.mark.parametrize(("typed", "unit", "value"), READ)
 def test_numbers_are_read_as_people_type_them(typed, unit, value):
     assert read_number(typed, unit) == (None if value is None else pytest.approx(value))
+
+
+@pytest.mark.parametrize(("typed", "unit", "said"), WHY_NOT)
+def test_what_is_no_number_is_refused_with_the_reason(typed, unit, said):
+    assert said in why_not(typed, unit)
+    assert bool(why_not(typed, unit)) is bool(said)
+    assert (read_number(typed, unit) is None) is bool(said)
+
+
+@pytest.mark.parametrize("question", NUMERIC, ids=lambda q: q.id)
+def test_every_unit_of_the_bank_can_be_typed(question):
+    assert mark(question, question.shown) == 1
+    if question.unit:
+        assert why_not("1 parsec", question.unit).endswith(f"is {question.unit}.")
 
 
 @given(st.floats(-1e12, 1e12).filter(lambda x: x == 0 or abs(x) > 1e-200))
@@ -174,23 +248,36 @@ def test_the_page_marks_every_answer_as_python_does(page):
 @pytest.mark.browser
 def test_the_page_reads_numbers_as_python_does(page):
     draw = random.Random(3)
-    alphabet = [*"0123456789.,eE-+−×x*^/ _'~%", "10", "MiB", "GiB", "ms", "about "]
+    names = [name for kind in numbers.TABLE["units"] for name in kind]
+    names += [*numbers.TABLE["counts"], *numbers.TABLE["percent"], "/s", " per second"]
+    alphabet = [*"0123456789.,eE-+−×x*^/ _'~%½²\xa0\x1c\ufeff", "10", "k", "about "]
     texts = ["".join(draw.choices(alphabet, k=draw.randint(1, 9))) for _ in range(5000)]
-    texts += [typed for typed, _, _ in READ]
-    units = [draw.choice(["", "MiB", "GB", "ms", "tokens"]) for _ in texts]
+    for _ in range(5000):  # numbers with units, more often read
+        name = draw.choice(names)
+        name = draw.choice([name, name, name.upper(), name.title(), f"{name}/s"])
+        texts.append(f"{draw.choice(['7', '1,024', '.5', '3e2'])}{' ' * 2}{name}")
+    texts += [typed for typed, *_ in READ + WHY_NOT]
+    asked = [*{question.unit for question in NUMERIC}, "GB", "GB/s", "s", "%"]
+    units = [draw.choice(sorted(asked)) for _ in texts[: -len(READ + WHY_NOT)]]
+    units += [unit for _, unit, _ in READ + WHY_NOT]
     found = page.evaluate(
         """([texts, units]) => {
-          const { readNumber } = document.getElementById("kvqm").kvq;
-          return texts.map((text, i) => readNumber(text, units[i]));
+          const { readNumber, whyNot } = document.getElementById("kvqm").kvq;
+          return texts.map((t, i) => [readNumber(t, units[i]), whyNot(t, units[i])]);
         }""",
         [texts, units],
     )
     expected = [
-        read_number(typed, unit) for typed, unit in zip(texts, units, strict=True)
+        (read_number(typed, unit), why_not(typed, unit))
+        for typed, unit in zip(texts, units, strict=True)
     ]
-    assert sum(value is not None for value in expected) > 300
+    assert sum(value is not None for value, _ in expected) > 800
+    assert {why.split("is ")[0] for _, why in expected} >= {
+        why.split("is ")[0] for why in numbers.TABLE["reasons"].values()
+    }
     for typed, unit, here, there in zip(texts, units, expected, found, strict=True):
-        assert there == (None if here is None else pytest.approx(here)), (typed, unit)
+        assert there[1] == here[1], (typed, unit)
+        assert there[0] == (here[0] and pytest.approx(here[0])), (typed, unit)
 
 
 # -- the terminal ----------------------------------------------------------------------
@@ -256,6 +343,29 @@ def test_several_letters_for_one_choice_are_asked_again(tell):
     assert earned == 1 and said.count("Type a letter.") == 2
 
 
+def test_a_third_line_that_means_nothing_is_no_answer(tell):
+    (question,) = (q for q in sample() if q.id == "memory-bytes-of-int8")
+    earned, said = tell(question, ["260 ms", "0,26", "many", "260"])
+    assert earned == 0 and said.count("Try again.") == 2
+    assert "the unit here is MiB. Try again." in said and "with a point" in said
+    assert "and 1.5e3. That counts as no answer." in said
+    (question,) = (q for q in sample() if q.id == "memory-kv-heads")
+    earned, said = tell(question, ["z", "ab", "y", "a"])
+    assert earned == 0 and said.count("The letters are a, b, c.") == 2
+    assert "The letters are a, b, c. That counts as no answer." in said
+
+
+def test_the_reader_s_own_choices_and_the_page_are_named(tell):
+    (question,) = (q for q in sample() if q.id == "memory-what-grows")
+    said = tell(question, in_terminal(question, (0, 2)))[1]
+    assert said.count("your choice: ") == 2 and "✓ your choice: Each token" in said
+    assert "✗ your choice: That changes the weights alone." in said
+    assert "in book/02_memory_bottleneck" in said
+    (question,) = (q for q in sample() if q.id == "memory-kv-heads")
+    said = tell(question, ["a"])[1]
+    assert "Source: Ainslie and others, 2023: GQA: " in said
+
+
 def test_a_known_mistake_is_explained(tell):
     (question,) = (q for q in sample() if q.id == "memory-bytes-of-int8")
     assert "forgets the scales" in tell(question, ["256"])[1]
@@ -281,7 +391,9 @@ def run(monkeypatch, capsys, lines, **options):
 
 @pytest.mark.parametrize("stop", [EOFError, KeyboardInterrupt])
 def test_an_interview_ends_politely_with_its_score(monkeypatch, capsys, stop):
-    said = run(monkeypatch, capsys, [*["260"] * 3, stop], topic="quantization", seed=1)
+    said = run(
+        monkeypatch, capsys, [*["260"] * 3, stop], topics=["quantization"], seed=1
+    )
     assert "Stopped." in said and re.search(r"\b\d of \d points", said)
     nothing = run(monkeypatch, capsys, [stop], seed=1)
     assert "No question was answered." in nothing
@@ -290,13 +402,46 @@ def test_an_interview_ends_politely_with_its_score(monkeypatch, capsys, stop):
 def test_the_same_seed_asks_the_same_and_choices_are_kept_to(monkeypatch, capsys):
     lines = [""] * 60
     one, two, other = (
-        run(monkeypatch, capsys, lines, level="easy", seed=seed) for seed in (1, 1, 2)
+        run(monkeypatch, capsys, lines, levels=["easy"], seed=seed)
+        for seed in (1, 1, 2)
     )
     assert one == two != other
     easy = [q for q in sample() if q.level == "easy"]
     assert one.count(" · easy · ") == len(easy) and " · mid · " not in one
     assert f"0 of {len(easy)} points" in one
     assert run(monkeypatch, capsys, lines, number=2, seed=1).count(" of 2 · ") == 2
+
+
+def test_several_topics_levels_and_kinds_can_be_asked(monkeypatch, capsys):
+    wish = {"topics": ["memory"], "levels": ["easy", "mid"], "kinds": ["numeric"]}
+    said = run(monkeypatch, capsys, [""] * 60, number=50, **wish)
+    fit = [q for q in sample() if q.topic == "memory" and q.kind == "numeric"]
+    assert said.count("A number") == len(fit) == 2 and f"of {len(fit)} points" in said
+    both = {"topics": ["memory", "quantization"], "kinds": ["single", "open"]}
+    said = run(monkeypatch, capsys, [""] * 90, number=50, **both)
+    fit = [q for q in sample() if q.kind in ("single", "open")]
+    assert f"of {len(fit)} points" in said
+
+
+def test_time_ends_an_interview_that_waits_for_a_line(monkeypatch, capsys):
+    monkeypatch.setattr(bank, "FOLDER", bank.ROOT / "tests" / "bank")
+    left = iter([""] * 3)
+
+    def read(prompt=""):
+        try:
+            return next(left)
+        except StopIteration:
+            time.sleep(60)  # nobody types
+
+    monkeypatch.setattr(builtins, "input", read)
+    before = signal.getsignal(signal.SIGALRM)
+    started = time.monotonic()
+    ending = terminal.run(kinds=["single"], seed=1, minutes=1 / 60)
+    assert time.monotonic() - started < 20
+    assert "Time is up: 3 of 4 were answered." in ending
+    assert "0 of 3 points" in ending
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 COMMAND = [
@@ -325,6 +470,30 @@ def test_the_command_works_from_a_pipe_and_into_one():
     assert reader.communicate("a\n" * 30)[1] == "" and reader.returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("closed", "said"), [("<&-", "the standard input is closed"), (">&-", "output is")]
+)
+def test_a_closed_terminal_is_told_without_a_traceback(closed, said):
+    script = f'exec "$@" {closed}'
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", *COMMAND],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and said in done.stderr
+    assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_terminal_without_signs_gets_letters():
+    done = subprocess.run(
+        [*COMMAND, "--kind", "single,multiple", "--topic", "memory"],
+        cwd=ROOT, input="a\n\u00e9\n\n".encode(), capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 0 and not done.stderr
+    said = done.stdout.decode("ascii")
+    assert "1 of 3 - " in said and ("+ " in said and "- " in said)
+
+
 def test_an_interrupt_ends_the_command_politely():
     running = subprocess.Popen(
         COMMAND, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -342,10 +511,13 @@ def test_an_interrupt_ends_the_command_politely():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"topic": "weather"}, "a topic is one of"),
-        ({"level": "medium"}, "a level is one of"),
+        ({"topics": ["memory", "weather"]}, "a topic is one of"),
+        ({"levels": ["medium"]}, "a level is one of"),
+        ({"kinds": ["numbers"]}, "a kind is one of"),
         ({"number": 0}, "at least one question"),
-        ({"topic": "art", "level": "easy"}, "no question fits"),
+        ({"minutes": -1}, "minutes are from 0"),
+        ({"minutes": float("nan")}, "minutes are from 0"),
+        ({"topics": ["art"], "levels": ["easy"]}, "no question fits"),
     ],
 )
 def test_what_nobody_can_ask_is_refused(monkeypatch, options, said):
@@ -355,11 +527,16 @@ def test_what_nobody_can_ask_is_refused(monkeypatch, options, said):
 
 
 def test_the_report_prints_all_problems_of_a_bad_bank(monkeypatch, capsys, tmp_path):
-    (tmp_path / "02_memory.yml").write_text("- {kind: a}\n- {kind: b}\n")
     monkeypatch.setattr(bank, "FOLDER", tmp_path)
-    with pytest.raises(InvalidArgument, match="2 problems"):
-        terminal.run(report=True)
-    assert capsys.readouterr().out.count("kind is one of") == 2
+    for lines, said in (
+        (["- {kind: a}"], "^1 problem$"),
+        (["- 3"] * 2, "^2 problems$"),
+    ):
+        (tmp_path / "02_memory.yml").write_text("\n".join(lines))
+        with pytest.raises(InvalidArgument, match=said):
+            terminal.run(report=True)
+        out = capsys.readouterr().out
+        assert out.count("02_memory.yml:") == len(lines)
 
 
 # -- the cards -------------------------------------------------------------------------

@@ -107,7 +107,8 @@ def test_an_interview_from_start_to_review(show):  # noqa: F811
     for question_id, (_, points) in ANSWERS.items():
         review = reviewed(page, question_id)
         worth = review.locator("[data-points]").inner_text()
-        assert worth == f"{'✓' if points == 1 else '✗'} {points:g} of 1", question_id
+        sign = {1: "✓", 0: "✗"}.get(points, "◐")
+        assert worth == f"{sign} {points:g} of 1", question_id
         number = BY_ID[question_id].section.number
         link = review.locator("a")
         assert link.inner_text().startswith(number)
@@ -133,7 +134,7 @@ def test_open_answers_are_marked_by_who_wrote_them(show):  # noqa: F811
     review = reviewed(page, "memory-why-cache")
     assert review.locator(".kvqm-own").inner_text() == "They never change."
     review.get_by_label("Compares the work").check()
-    assert review.locator("[data-points]").inner_text() == "✗ 0.5 of 1"
+    assert review.locator("[data-points]").inner_text() == "◐ 0.5 of 1"
     assert shown(page, "score").startswith("5 of 11 points")
     assert "5 of 11" in shown(page, "history")
     page.reload()
@@ -173,7 +174,7 @@ def test_questions_and_choices_come_in_another_order_each_time(show):  # noqa: F
     for _ in range(4):
         start(page)
         kept = json.loads(page.evaluate("localStorage['kvq-mock-interview']"))
-        items = kept["session"]["items"]
+        items = kept["sessions"][0]["items"]
         orders.add(tuple(item["id"] for item in items))
         choices.add(
             tuple(tuple(i["order"]) for i in sorted(items, key=lambda i: i["id"]))
@@ -210,7 +211,8 @@ def test_a_reload_goes_on_where_the_reader_was(show, kind):  # noqa: F811
         assert [box.get_attribute("value") for box in ticked.all()] == ["1"]
     jumps = page.locator("[data-jump]")
     assert jumps.nth(0).get_attribute("aria-current") == "step"
-    assert jumps.nth(0).get_attribute("aria-label") == "Question 1, answered"
+    done = "no answer yet" if kind == "numbers" else "answered"
+    assert jumps.nth(0).get_attribute("aria-label") == f"Question 1, {done}"
     assert jumps.nth(1).get_attribute("aria-label") == "Question 2, no answer yet"
 
 
@@ -261,9 +263,9 @@ def test_progress_is_exported_imported_and_deleted(show, tmp_path):  # noqa: F81
     page.get_by_role("button", name="Delete").click()
     assert "No interview yet" in shown(page, "history-note")
     page.set_input_files("input[type=file]", file)
-    page.get_by_text("Imported: 1 interviews were new.").wait_for()
+    page.get_by_text("Imported: 1 new, 0 changed, 1 in all.").wait_for()
     page.set_input_files("input[type=file]", file)
-    page.get_by_text("Imported: 0 interviews were new.").wait_for()
+    page.get_by_text("Imported: 0 new, 0 changed, 1 in all.").wait_for()
     assert "1 interview so far" in shown(page, "history-note")
     damaged = json.loads(file.read_text())
     damaged["history"][0]["all"] = [1, 2]
@@ -271,7 +273,14 @@ def test_progress_is_exported_imported_and_deleted(show, tmp_path):  # noqa: F81
         "no JSON": ("{", "not JSON"),
         "other": ('{"history": []}', "no progress"),
         "damaged": (json.dumps(damaged), "damaged"),
-        "markup": (file.read_text().replace("memory", "<img src=x>"), "Imported"),
+        "topics": (file.read_text().replace("2.5", "1.5"), "damaged"),
+        "version": (file.read_text().replace(": 1,", ": 2,", 1), "another version"),
+        "year": (file.read_text().replace('"when": "20', '"when": "29'), "damaged"),
+        "large": (" " * 5_000_001 + file.read_text(), "too large"),
+        "markup": (
+            file.read_text().replace("memory", "<img src=x>"),
+            "Imported: 0 new, 1 changed, 1 in all.",
+        ),
     }
     for name, (content, said) in bad.items():
         other = tmp_path / f"{name}.json"
@@ -298,26 +307,229 @@ def test_an_interview_of_other_questions_is_dropped_and_that_is_said(show, chang
     assert other.locator("[data-part=setup]").is_visible()
 
 
+# -- what the browser keeps ------------------------------------------------------------
+
+KEY = "kvq-mock-interview"
+
+
+def stored(page):
+    return json.loads(page.evaluate(f"localStorage['{KEY}']"))
+
+
+def finish(page):
+    for _ in range(2):
+        if page.locator("[data-part=session]").is_visible():
+            page.locator("[data-do=finish]").click()
+    assert page.locator("[data-part=results]").is_visible()
+
+
+def deaf(show_page, page=None):
+    """A page that hears nothing of other tabs, as one that the browser has frozen."""
+    silence = """<script>addEventListener("storage",
+      (e) => e.stopImmediatePropagation(), true)</script>"""
+    context = page.context if page else None
+    return show_page(interview(), before=silence, context=context)
+
+
 @pytest.mark.browser
-@pytest.mark.parametrize("kept", ["{", "[]", '{"session": {"items": 3}}', "null", "3"])
+@pytest.mark.parametrize("hear", [True, False])
+def test_two_tabs_keep_the_interviews_of_both(show, hear):  # noqa: F811
+    one = show(interview()) if hear else deaf(show)
+    two = show(interview(), context=one.context) if hear else deaf(show, one)
+    start(one, number=3)
+    start(two, number=2)
+    one.locator("[data-jump='1']").click()
+    assert shown(one, "count") == "Question 2 of 3"
+    finish(one)
+    finish(two)
+    assert [entry["all"][0] for entry in stored(one)["history"]] == [3, 2]
+    assert "2 interviews so far" in shown(two, "history-note")
+    if hear:
+        one.get_by_text("2 interviews so far").wait_for()
+    for page, count in ((one, 3), (two, 2)):
+        page.reload()  # each tab has its own interview again
+        assert shown(page, "score").split(" of ")[1].startswith(f"{count} points")
+        assert "2 interviews so far" in shown(page, "history-note")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("hear", [True, False])
+def test_an_interview_that_one_tab_has_finished_stays_finished(show, hear):  # noqa: F811
+    one = show(interview())
+    start(one)
+    two = show(interview(), context=one.context) if hear else deaf(show, one)
+    assert two.locator("[data-part=session]").is_visible()
+    finish(one)
+    if not hear:
+        answer(two, current(two)) if ANSWERS[current(two).id][0] else None
+        two.locator("[data-do=next]").click()
+    two.get_by_text("finished in another tab").wait_for()
+    assert two.locator("[data-part=results]").is_visible()
+    assert len(stored(two)["history"]) == 1
+    assert stored(two)["sessions"][0]["finished"] is not None
+    two.reload()
+    assert two.locator("[data-part=results]").is_visible()
+
+
+@pytest.mark.browser
+def test_tabs_of_one_interview_show_the_same_answers(show):  # noqa: F811
+    one = show(interview())
+    start(one)
+    two = show(interview(), context=one.context)
+    answer(one, current(one))
+    question = current(one)
+    done = two.get_by_role("button", name="Question 1, answered")
+    if ANSWERS[question.id][0]:
+        done.wait_for()
+    assert current(two) == question
+    finish(two)
+    one.get_by_text("finished in another tab").wait_for()
+    assert shown(one, "score").split(",")[0] == shown(two, "score").split(",")[0]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_an_interview_that_was_deleted_stays_deleted(show, elsewhere):  # noqa: F811
+    page = show(interview())
+    start(page)
+    answer_all(page)
+    other = deaf(show, page) if elsewhere else page
+    for _ in range(2):
+        other.get_by_role("button", name="Delete").click()
+    reviewed(page, "memory-why-cache").get_by_label("Compares the work").check()
+    assert shown(page, "score").startswith("5 of 11 points")
+    assert stored(page)["history"] == []
+    assert "No interview yet" in shown(page, "history-note")
+    page.locator("[data-do=again]").click()
+    page.reload()
+    assert "No interview yet" in shown(page, "history-note")
+    assert page.locator("[data-part=setup]").is_visible()
+
+
+@pytest.mark.browser
+def test_an_interview_that_another_tab_removed_is_not_brought_back(show):  # noqa: F811
+    one = show(interview())
+    start(one)
+    finish(one)
+    two = deaf(show, one)
+    assert two.locator("[data-part=results]").is_visible()
+    one.locator("[data-do=again]").click()
+    reviewed(two, "memory-why-cache").get_by_label("Compares the work").click()
+    assert "removed in another tab" in shown(two, "message")
+    assert two.locator("[data-part=setup]").is_visible()
+    assert stored(one)["sessions"] == [] and len(stored(one)["history"]) == 1
+
+
+NOTHING = ["{", "[]", "3", '"a"', '{"sessions": {}, "history": []}', "{}"]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("kept", NOTHING)
 def test_whatever_the_browser_has_kept_the_page_opens(show, kept):  # noqa: F811
-    setting = (
-        f"<script>localStorage['kvq-mock-interview'] = {json.dumps(kept)}</script>"
-    )
+    setting = f"<script>localStorage['{KEY}'] ||= {json.dumps(kept)}</script>"
     page = show(interview(), before=setting)
+    assert "was damaged" in shown(page, "message")
     start(page, number=1)
     assert shown(page, "count") == "Question 1 of 1"
+    page.reload()
+    assert shown(page, "message") == ""
+
+
+#: What somebody may do to a good session or entry: a path, and what is put there.
+DAMAGE = [
+    (("sessions", 0, "items"), 3),
+    (("sessions", 0, "items"), []),
+    (("sessions", 0, "items", 0), None),
+    (("sessions", 0, "items", 0, "id"), "nobody"),
+    (("sessions", 0, "items", 0, "answer"), {"length": 1}),
+    (("sessions", 0, "items", 0, "answer"), 5),
+    (("sessions", 0, "items", 0, "order"), [0, 0, 1]),
+    (("sessions", 0, "items", 0, "order"), [7]),
+    (("sessions", 0, "items", 0, "met"), "no"),
+    (("sessions", 0, "items", 0, "met"), [99]),
+    (("sessions", 0, "at"), -1),
+    (("sessions", 0, "at"), "0"),
+    (("sessions", 0, "at"), 99),
+    (("sessions", 0, "started"), "then"),
+    (("sessions", 0, "deadline"), "soon"),
+    (("sessions", 0, "finished"), 9e15),
+    (("sessions", 0, "id"), 7),
+    (("sessions", 0), None),
+    (("sessions", 0), [1]),
+    (("history", 0, "all"), [1, 2]),
+    (("history", 0, "all"), [1e9, 2]),
+    (("history", 0, "topics"), []),
+    (("history", 0, "topics"), {"memory": [11, None]}),
+    (("history", 0, "when"), "0"),
+    (("history", 0), None),
+    (("history", 0), "x"),
+]
+
+
+@pytest.mark.browser
+def test_a_damaged_part_goes_and_the_rest_stays(show):  # noqa: F811
+    page = show(interview())
+    start(page)
+    answer_all(page)
+    page.locator("[data-do=again]").click()
+    start(page)
+    good = stored(page)
+    for path, value in DAMAGE:
+        bad = json.loads(json.dumps(good))
+        place = bad
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+        page.evaluate("([k, v]) => localStorage.setItem(k, v)", [KEY, json.dumps(bad)])
+        page.reload()
+        assert "was damaged" in shown(page, "message"), (path, value)
+        part = "setup" if path[0] == "sessions" else "session"
+        assert page.locator(f"[data-part={part}]").is_visible(), (path, value)
+        count = len(stored(page)["history"])
+        assert count == (1 if path[0] == "sessions" else 0), (path, value)
 
 
 @pytest.mark.browser
 def test_a_browser_that_keeps_nothing_says_so_and_asks_all_the_same(show):  # noqa: F811
-    refuse = """<script>Object.defineProperty(window, "localStorage",
-      {get() { throw new DOMException("no", "SecurityError"); }})</script>"""
+    refuse = """<script>for (const name of ["localStorage", "sessionStorage"])
+      Object.defineProperty(window, name,
+        {get() { throw new DOMException("no", "SecurityError"); }})</script>"""
     page = show(interview(), before=refuse)
+    assert "keeps nothing" in shown(page, "history-note")  # from the beginning
     start(page)
     answer_all(page)
     assert shown(page, "score").startswith("4.5 of 11")
     assert "keeps nothing" in shown(page, "history-note")
+    page.locator("[data-do=again]").click()
+    start(page)
+    finish(page)
+    assert page.locator("[data-show=history] tr").count() == 2
+
+
+@pytest.mark.browser
+def test_a_number_that_nobody_can_read_is_told_at_once(show):  # noqa: F811
+    page = show(interview([BY_ID["memory-bytes-of-int8"]]))
+    start(page)
+    field = page.locator("#kvqm-typed")
+    jump = page.locator("[data-jump]")
+    for typed, said in (
+        ("many", "That is no number; 1,024 is one"),
+        ("260 ms", "the unit here is MiB"),
+        ("0,26", "with a point"),
+        ("260 MiB", ""),
+        ("", ""),
+    ):
+        field.fill(typed)
+        hint = shown(page, "hint")
+        assert said in hint and bool(hint) is bool(said)
+        assert field.get_attribute("aria-invalid") == str(bool(said)).lower()
+        answered = "answered" if typed == "260 MiB" else "no answer yet"
+        assert jump.get_attribute("aria-label") == f"Question 1, {answered}"
+    field.fill("260 ms")
+    page.locator("[data-do=next]").click()
+    assert "1 question has no answer" in shown(page, "message")
+    page.locator("[data-do=next]").click()
+    assert "the unit here is MiB" in page.locator(".kvqm-review").inner_text()
 
 
 # -- for everyone ----------------------------------------------------------------------
@@ -405,6 +617,30 @@ def test_text_stands_out_and_everything_fits_a_phone(show, theme):  # noqa: F811
         # A button that does nothing is pale on purpose.
         ratios = [row for row in ratios if row[2] != "Previous"]
         assert ratios and ratios[0][0] >= 4.5, (part, ratios[:3])
+
+
+@pytest.mark.browser
+def test_no_button_of_the_theme_lies_on_next(show):  # noqa: F811
+    """The theme's button is fixed near the lower edge and shows itself on scrolling."""
+    button = """<style>#pst-back-to-top { position: fixed; left: 50vw; top: 40vh;
+      transform: translate(-50%); z-index: 1080; display: block; width: 99vw;
+      height: 50vh; }</style>"""
+    top = '<button id="pst-back-to-top">Back to top</button>'
+    for width, hidden in ((375, True), (1280, False)):
+        page = show(top + interview(), before=button, width=width)
+        assert page.locator("#pst-back-to-top").is_visible() is not hidden
+    page = show(top + interview(), before=button, width=375)
+    start(page)
+    page.locator("[data-do=next]").click(timeout=5000)
+
+
+@pytest.mark.browser
+def test_the_review_names_sources(show):  # noqa: F811
+    page = show(interview([BY_ID["memory-kv-heads"]]))
+    start(page)
+    finish(page)
+    review = page.locator(".kvqm-review").inner_text()
+    assert "Sources: Ainslie and others, 2023: GQA: " in review
 
 
 @pytest.mark.browser

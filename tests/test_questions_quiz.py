@@ -10,7 +10,7 @@ from test_explorer import PALE
 from test_site import HTML, TOO_WIDE, address, open_page  # noqa: F401
 
 from kvq_lib.course import site
-from kvq_lib.course.questions import balance, bank, marking, quiz
+from kvq_lib.course.questions import balance, bank, marking, numbers, quiz
 from kvq_lib.course.questions.quiz import Quiz, chosen, contained
 from kvq_lib.errors import InvalidArgument
 
@@ -92,14 +92,14 @@ def test_a_quiz_takes_numbers_as_every_face_does(show):  # noqa: F811
         assert said.startswith("✓ Codes take" if right else "✗"), typed
         assert box.locator(".Feedback.correct").count() == int(right), typed
         assert field.input_value() == typed
-        known = marking.mistake(question, marking.read_number(typed, "MiB"))
+        known = marking.mistake(question, numbers.read_number(typed, "MiB"))
         if known and not right:
             assert said == f"✗ {known.why}"
     assert {marking.mark(question, typed) for typed in tried} == {0, 1}
-    for typed in ("", "many", "1,5"):
+    for typed in ("", "many", "1,5", "260 ms", "260 mb"):
         field.fill(typed)
         field.press("Enter")
-        assert "That is no number" in status.inner_text()
+        assert status.inner_text() == f"✗ {numbers.why_not(typed, 'MiB')}"
         assert box.locator(".Feedback.correct").count() == 0
     exact = asked(page, BY_ID["memory-pages-exact"])
     for typed, sign in (("63", "✓"), ("63.001", "✗"), ("62", "✗ The rest of eight")):

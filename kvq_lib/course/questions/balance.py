@@ -4,6 +4,7 @@
 all kinds, for each chapter, and choices that do not give themselves away.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -24,6 +25,15 @@ KINDS = {
 }
 MOST_GIVEN_AWAY = 0.40
 TEN = 10  # the lesson's questions
+#: Words that must not tell right choices from wrong ones.
+TELLING = {
+    "a reason": re.compile(r"\b(?:since|because|so)\b|, for\b", re.I),
+    "a hedge": re.compile(
+        r"\b(?:about|most|mostly|nearly|almost|hardly|some|often|usually|may|might|can)\b",
+        re.I,
+    ),
+}
+MOST_APART = 0.08  # between the shares of right and of wrong choices with such words
 
 
 def lengths(question: Question) -> list[int]:
@@ -48,6 +58,21 @@ def given_away(
             if sizes[question.rights[0]] == most and sizes.count(most) == 1:
                 found.append(question)
     return found
+
+
+def telling(questions: Sequence[Question], word: re.Pattern) -> tuple[float, float]:
+    """The shares of right and of wrong choices of single questions that hold a word."""
+    shares = []
+    for right in (True, False):
+        texts = [
+            text.plain(choice.text)
+            for question in questions
+            if question.kind == "single"
+            for choice in question.choices
+            if choice.right is right
+        ]
+        shares.append(sum(bool(word.search(t)) for t in texts) / max(1, len(texts)))
+    return shares[0], shares[1]
 
 
 def troubles(questions: Sequence[Question], pages: Sequence[str]) -> Iterator[str]:
@@ -86,6 +111,13 @@ def troubles(questions: Sequence[Question], pages: Sequence[str]) -> Iterator[st
                 f"the right choice is the {word} in {len(found)} of {singles} single "
                 f"questions; at most {MOST_GIVEN_AWAY:.0%}: {listed}"
             )
+    for name, word in TELLING.items():
+        right, wrong = telling(questions, word)
+        if singles >= 20 and abs(right - wrong) > MOST_APART:
+            yield (
+                f"{name} stands in {right:.0%} of right and {wrong:.0%} of wrong "
+                f"single choices; at most {100 * MOST_APART:.0f} points apart"
+            )
     places = Counter(q.rights[0] for q in questions if q.kind == "single")
     place, most = max(places.items(), key=lambda item: item[1], default=(0, 0))
     if singles >= 20 and most > singles / 2:
@@ -101,6 +133,12 @@ def report(questions: Sequence[Question], pages: Sequence[str]) -> str:
     used = ", ".join(f"{tag} {count}" for tag, count in sorted(tags.items()))
     unused = ", ".join(tag for tag in rules.TAGS if tag not in tags)
     lines += [f"tags: {used}", f"tags not used: {unused or 'none'}", ""]
+    for name, word in TELLING.items():
+        right, wrong = telling(questions, word)
+        lines += [
+            f"{name} in {right:.0%} of right, {wrong:.0%} of wrong single choices"
+        ]
+    lines += [""]
     found = list(troubles(questions, pages))
     if not found:
         return "\n".join([*lines, "The bank is balanced."])

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import InvalidArgument
@@ -111,6 +111,8 @@ class Question:
         why: of a numeric question, the answer filled in.
         rubric, model: of an open question: what counts, and an answer that is good.
         sources: keys of the bibliography.
+        cited: these works as faces without a bibliography show them.
+        place: the file and the line, "02_memory.yml:17".
     """
 
     id: str
@@ -130,6 +132,8 @@ class Question:
     rubric: tuple[Line, ...] = ()
     model: str = ""
     sources: tuple[str, ...] = ()
+    cited: tuple[str, ...] = ()
+    place: str = field(default="", compare=False)
 
     @property
     def points(self) -> int:
@@ -159,7 +163,7 @@ class Surroundings:
     """What questions refer to: sections by page and number, and works by key."""
 
     sections: dict[str, dict[str, str]]
-    works: frozenset[str]
+    works: dict[str, str]
 
 
 def surroundings(root: Path = ROOT) -> Surroundings:
@@ -176,8 +180,21 @@ def surroundings(root: Path = ROOT) -> Surroundings:
         sections[page] = {number: title for cell in found for number, title in cell}
     works = root / "book" / "references.bib"
     listed = works.read_text(encoding="utf-8") if works.exists() else ""
-    keys = re.findall(r"^@\w+\{([^,]+),", listed, re.M)
-    return Surroundings(sections, frozenset(keys))
+    found = re.findall(r"^@\w+\{([^,]+),\n(.*?)^\}", listed, re.M | re.S)
+    return Surroundings(sections, {key: _work(fields) for key, fields in found})
+
+
+def _work(fields: str) -> str:
+    """A work in a line, from the fields of its entry in the bibliography."""
+
+    def part(name: str) -> str:
+        held = re.search(rf"^ *{name} *= *\{{(.*)\}},?$", fields, re.M)
+        return re.sub(r"[{}]", "", held[1]) if held else ""
+
+    authors = part("author").split(" and ")
+    name = authors[0].split(",")[0] + (" and others" if authors[1:] else "")
+    parts = [f"{name}, {part('year')}: {part('title')}", part("url")]
+    return ", ".join(part for part in parts if part)
 
 
 def load(folder: Path | None = None, root: Path = ROOT) -> tuple[Question, ...]:
@@ -199,16 +216,21 @@ def load(folder: Path | None = None, root: Path = ROOT) -> tuple[Question, ...]:
             "in a copy of it"
         )
     stamp = tuple((str(path), path.stat().st_mtime_ns) for path in files)
-    return _load(stamp, root)
+    # A question in a file with another ending would be missing, and nobody would know.
+    other = [path.name for path in sorted(folder.iterdir()) if path not in files]
+    other = [name for name in other if name != "README.md" and name[0] != "."]
+    return _load(stamp, tuple(other), root)
 
 
 @functools.lru_cache(maxsize=4)
-def _load(stamp: tuple[tuple[str, int], ...], root: Path) -> tuple[Question, ...]:
+def _load(
+    stamp: tuple[tuple[str, int], ...], other: tuple[str, ...], root: Path
+) -> tuple[Question, ...]:
     from . import rules
 
     around = surroundings(root)
     questions: list[Question] = []
-    problems: list[str] = []
+    problems = [f"{name}: a file is called NN_topic.yml" for name in other]
     for name, _ in stamp:
         path = Path(name)
         found, wrong = rules.read_file(path.name, path.read_bytes(), around)

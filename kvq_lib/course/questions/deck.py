@@ -12,6 +12,7 @@ from pathlib import Path
 
 from . import bank, text
 from .bank import Question
+from .numbers import asked_in
 from .sheet import ASKS, letters
 
 NAME = "KV-Cache Quantization"
@@ -38,16 +39,16 @@ def number(name: str) -> int:
 def fields(question: Question) -> dict[str, str]:
     """What a card shows, as HTML."""
     head = f"{bank.TOPICS[question.topic]} · {question.level} · {ASKS[question.kind]}"
-    if question.unit:
-        head += f", in {escaping.escape(question.unit)}"
+    head += escaping.escape(asked_in(question.unit))
     section = question.section
-    place = f"{section.number} {text.plain(section.title)}"
+    place = f"Section {section.number} {text.plain(section.title)}"
+    tail = "<br>".join(escaping.escape(line) for line in (place, *question.cited))
     return {
         "Id": question.id,
         "Question": f'<p class="head">{head}</p>{text.html(question.question)}',
         "Choices": _list(question, answered=False),
         "Answer": _answer(question),
-        "Section": f'<p class="head">Section {escaping.escape(place)}</p>',
+        "Section": f'<p class="head">{tail}</p>',
     }
 
 

@@ -31,6 +31,7 @@ FUNCTIONS: dict[str, Callable] = {
 LONGEST = 400  # characters
 LARGEST_POWER = 128
 LARGEST = 1e300
+LARGEST_ARGUMENT = 1e100  # of a function
 
 _BINARY = {
     ast.Add: operator.add,
@@ -77,12 +78,18 @@ def evaluate(expression: str) -> float:
         raise InvalidArgument(f"{expression!r} is no expression: {error.msg}") from None
     except KVQError as error:
         raise InvalidArgument(f"{expression!r}: {error}") from None
-    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+    except (RecursionError, MemoryError):
+        raise InvalidArgument(f"{expression!r} is nested too deep") from None
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise InvalidArgument(f"{expression!r} fails: {error!r}") from None
     number = isinstance(found, int | float) and not isinstance(found, bool)
     # A comparison alone is no answer to a question that asks for a number.
-    if not number or not abs(found) < LARGEST:
+    if not number:
         raise InvalidArgument(f"{expression!r} gives {found!r}, no finite number")
+    if not abs(found) < LARGEST:  # written out it may have thousands of digits
+        raise InvalidArgument(
+            f"{expression!r} gives no finite number, or too large a one"
+        )
     return found
 
 
@@ -141,7 +148,14 @@ def _call(name: str, node: ast.Call):
     if not callable(names()[name]):
         raise InvalidArgument(f"{name} is no function")
     keywords = {keyword.arg: _value(keyword.value) for keyword in node.keywords}
-    return names()[name](*map(_value, node.args), **keywords)
+    values = [_value(argument) for argument in node.args]
+    for value in (*values, *keywords.values()):
+        if isinstance(value, int | float) and not abs(value) < LARGEST_ARGUMENT:
+            raise InvalidArgument(f"{name} of too large a number")
+    places = [*values[1:], *keywords.values()]
+    if name == "round" and any(abs(value) > 20 for value in places):
+        raise InvalidArgument("round to at most 20 places")
+    return names()[name](*values, **keywords)
 
 
 def _field(node: ast.Attribute):

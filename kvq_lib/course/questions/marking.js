@@ -1,47 +1,89 @@
-// One rule of marking for every face: marking.py once more. Tests compare the two.
+// One rule of marking for every face: numbers.py and marking.py once more, with the
+// table of units of numbers.py before it. Tests compare the two.
 
 const KVQ_SLACK = 1e-9;
 
-const KVQ_NUMBER = new RegExp(
-  "^(?<sign>[-+−]?)\\s*"
-  + "(?<whole>\\d{1,3}(?:[,_' \\u00a0\\u2009\\u202f]\\d{3})+(?!\\d)|\\d+)?"
-  + "(?<part>\\.\\d+|\\.)?"
-  + "(?:[eE](?<e>[-+−]?\\d+)|\\s*[×x*·]\\s*10\\s*\\^?\\s*(?<ten>[-+−]?\\d+))?"
-  + "(?<over>\\s*\\/\\s*\\d+(?:\\.\\d+)?)?");
-const KVQ_AROUND = /^\s*(?:[~≈=]|about\b|approx\.?)?\s*|\s+$/gi;
-const KVQ_UNIT = /^(?:\p{L}|[%/·²³\u2070-\u209f .^()-])*$/u;
-// Units that are converted if the answer is asked for in another one of the row.
-const KVQ_UNITS = [
-  {
-    b: 1, byte: 1, bytes: 1, kb: 1e3, mb: 1e6, gb: 1e9, tb: 1e12,
-    kib: 2 ** 10, mib: 2 ** 20, gib: 2 ** 30, tib: 2 ** 40,
-  },
-  { s: 1, ms: 1e-3, µs: 1e-6, us: 1e-6 },
-];
+const KVQ_LONGEST = 60;
+const KVQ_SPACE = "[ \\t\\n\\r\\f\\v\\u00a0\\u2009\\u202f]";
+const KVQ_NUMBER = new RegExp((
+  "^(?<sign>[-+−]?)SPACE*"
+  + "(?<whole>[1-9][0-9]{0,2}(?<mark>[,_' \\u00a0\\u2009\\u202f])[0-9]{3}"
+  + "(?:\\k<mark>[0-9]{3})*(?![0-9])|[0-9]+)?"
+  + "(?<part>\\.[0-9]+|\\.)?"
+  + "(?:[eE](?<e>[-+−]?[0-9]+)"
+  + "|SPACE*[×x*·]SPACE*10SPACE*\\^?SPACE*(?<ten>[-+−]?[0-9]+))?"
+  + "(?<over>SPACE*/SPACE*[0-9]+(?:\\.[0-9]+)?)?").replaceAll("SPACE", KVQ_SPACE));
+const KVQ_ENDS = new RegExp(`^${KVQ_SPACE}+|${KVQ_SPACE}+$`, "g");
+const KVQ_AROUND = new RegExp(`^(?:[~≈=]|[Aa]bout|[Aa]pprox\\.?)?${KVQ_SPACE}*`);
+const KVQ_SPACES = new RegExp(`${KVQ_SPACE}+`, "g");
+const KVQ_EACH_SECOND = /\/(?:s|sec|second)$| (?:per|a) second$/;
+const KVQ_EACH_NUMBER = /(?:\/| per | a | an )(?:number|element|value)$/;
+
+// How a question for a number goes on: ", in MiB", ", the number of tokens" or nothing.
+function kvqAskedIn(unit) {
+  const measured = unit.includes("/") || KVQ_TABLE.units.some((row) => Object.hasOwn(row, unit));
+  if (unit === "%") return ", in percent";
+  return unit && (measured ? `, in ${unit}` : `, the number of ${unit}`);
+}
 
 // The number that somebody typed, in a unit, or null.
 function kvqReadNumber(typed, unit = "") {
-  if (typed.length > 60) return null;
-  const text = typed.trim().replace(KVQ_AROUND, "");
+  const found = kvqRead(typed, unit);
+  return typeof found === "number" ? found : null;
+}
+
+// Why a text is refused as a number; "" if it is not.
+function kvqWhyNot(typed, unit = "") {
+  const found = kvqRead(typed, unit);
+  return typeof found === "string" ? found : "";
+}
+
+// A number, or the reason why there is none.
+function kvqRead(typed, unit) {
+  const { reasons } = KVQ_TABLE;
+  if (typed.length > KVQ_LONGEST) return reasons.long;
+  const text = typed.replace(KVQ_ENDS, "").replace(KVQ_AROUND, "");
   const found = KVQ_NUMBER.exec(text);
   const { sign, whole, part, e, ten, over } = found.groups;
-  if (!whole && (part ?? ".") === ".") return null;
-  const behind = text.slice(found[0].length).trim();
-  if (!KVQ_UNIT.test(behind)) return null;
+  if (!whole && (part ?? ".") === ".") return reasons.none;
+  const behind = text.slice(found[0].length);
+  if (/^,[0-9]/.test(behind)) return reasons.comma;
   const digits = (whole ?? "0").replace(/[^0-9]/g, "") + (part ?? "");
   const power = (e ?? ten ?? "0").replace("−", "-");
-  if (Math.abs(Number(power)) > 300 || digits.length > 40) return null;
+  if (Math.abs(Number(power)) > 300 || digits.length > 40) return reasons.large;
   let value = Number(`${digits}e${power}`) * (sign === "-" || sign === "−" ? -1 : 1);
   if (over) {
-    const below = Number(over.trim().replace("/", "").trim());
-    if (below === 0) return null;
+    const below = Number(over.replace("/", "").replace(KVQ_SPACES, ""));
+    if (below === 0) return reasons.zero;
     value /= below;
   }
-  for (const row of KVQ_UNITS) {
-    const known = [behind, unit].map((u) => u.toLowerCase());
-    if (known.every((u) => Object.hasOwn(row, u))) value *= row[known[0]] / row[known[1]];
+  const size = kvqSize(behind.replace(KVQ_SPACES, " ").replace(/^ | $/g, ""), unit);
+  if (typeof size === "string") return /[0-9]/.test(behind) ? reasons.none : size;
+  value *= size;
+  return Number.isFinite(value) ? value : reasons.large;
+}
+
+// What one of the unit behind a number is in the unit asked for, or a reason.
+function kvqSize(typed, unit) {
+  const { units, counts, percent, reasons } = KVQ_TABLE;
+  if (typed === "" || typed === unit) return 1;
+  if (percent.includes(typed.toLowerCase()) && (unit === "" || unit === "%"))
+    return unit === "" ? 0.01 : 1;
+  const behind = unit === "bits" ? typed.replace(KVQ_EACH_NUMBER, "") : typed;
+  const rate = KVQ_EACH_SECOND.test(behind) && KVQ_EACH_SECOND.test(unit);
+  const [given, asked] = [behind, unit].map((u) => (rate ? u.replace(KVQ_EACH_SECOND, "") : u));
+  for (const row of units) {
+    // Symbols as they are, words in any case: mb and MB are not the same.
+    const name = Object.hasOwn(row, given) || given.length < 4 ? given : given.toLowerCase();
+    if (Object.hasOwn(row, name) && Object.hasOwn(row, asked)) return row[name] / row[asked];
   }
-  return Number.isFinite(value) ? value : null;
+  if (/^[kKmMgGtT]?i?b(?:\/s)?$/.test(behind)) return reasons.bits;
+  if (/^[kKMGT](?: |$)/.test(behind)) return reasons.factor;
+  const one = (word) => word.toLowerCase().replace(/s$/, "");
+  let words = asked === "" ? counts : [asked, asked.split(" ").at(-1)];
+  if (asked === "times") words = counts.slice(0, 5);
+  if (words.map(one).includes(one(given))) return 1;
+  return unit ? `${reasons.unit}${unit}.` : reasons.pure;
 }
 
 function kvqNear(given, wanted, tolerance) {

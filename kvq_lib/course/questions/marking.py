@@ -5,72 +5,13 @@ each wrong pick loses as much, down to nothing. A number counts if it is near en
 Open answers are marked by who wrote them, and earn their share of the rubric's points.
 """
 
-import math
-import re
 from collections.abc import Collection
 
 from .bank import Mistake, Question
+from .numbers import read_number
 
 #: What a float may be off by although the number that was meant is right.
 SLACK = 1e-9
-
-# A number as people type it: signs, groups of thousands, fractions, powers of ten.
-_NUMBER = re.compile(
-    r"(?P<sign>[-+−]?)\s*"
-    r"(?P<whole>[0-9]{1,3}(?:[,_' \u00a0\u2009\u202f][0-9]{3})+(?![0-9])|[0-9]+)?"
-    r"(?P<part>\.[0-9]+|\.)?"
-    r"(?:[eE](?P<e>[-+−]?[0-9]+)|\s*[×x*·]\s*10\s*\^?\s*(?P<ten>[-+−]?[0-9]+))?"
-    r"(?P<over>\s*/\s*[0-9]+(?:\.[0-9]+)?)?"
-)
-_AROUND = re.compile(r"^\s*(?:[~≈=]|about\b|approx\.?)?\s*|\s+$", re.I)
-# What may stand behind the number: one unit, or the words of one.
-_UNIT = re.compile(r"(?:[^\W\d_]|[%/·²³\u2070-\u209f .^()-])*")
-LONGEST = 60  # characters that are read as a number
-
-#: Units that are converted if the answer is asked for in another one of the row.
-UNITS = (
-    {
-        **{"b": 1, "byte": 1, "bytes": 1},
-        **{"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
-        **{"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40},
-    },
-    {"s": 1, "ms": 1e-3, "µs": 1e-6, "us": 1e-6},
-)
-
-
-def read_number(typed: str, unit: str = "") -> float | None:
-    """The number that somebody typed, in `unit`, or None if there is none.
-
-    Commas, spaces, underscores and apostrophes between groups of three digits are
-    taken, "1e3", "1.5 × 10^3", "3/4", and words or a unit behind the number. GiB are
-    converted where MiB are asked for. A comma elsewhere is refused: whether "1,5" is
-    fifteen tenths or a slip nobody can say.
-    """
-    if len(typed) > LONGEST:
-        return None
-    text = _AROUND.sub("", typed.strip())
-    found = _NUMBER.match(text)
-    if found is None or not (found["whole"] or (found["part"] or ".") != "."):
-        return None
-    behind = text[found.end() :].strip()
-    if not _UNIT.fullmatch(behind):
-        return None
-    digits = re.sub(r"\D", "", found["whole"] or "0") + (found["part"] or "")
-    power = (found["e"] or found["ten"] or "0").replace("−", "-")
-    sign = -1.0 if found["sign"] in ("-", "−") else 1.0
-    # Refused, not infinite: no quantity of this book has a thousand digits.
-    if abs(int(power)) > 300 or len(digits) > 40:
-        return None
-    value = sign * float(f"{digits}e{power}")
-    if found["over"]:
-        below = float(found["over"].strip().lstrip("/"))
-        if below == 0:
-            return None
-        value /= below
-    for row in UNITS:
-        if unit.lower() in row and behind.lower() in row:
-            value *= row[behind.lower()] / row[unit.lower()]
-    return value if math.isfinite(value) else None
 
 
 def width(wanted: float, tolerance: float) -> float:

@@ -1,53 +1,58 @@
 // The mock interview on its page: a form, a question at a time, and what came out.
 
-const KVQ_ASKS = {
-  single: "choose one", multiple: "choose all that are right", numeric: "a number",
-  open: "in your own words",
-};
-const KVQ_KINDS = {
-  single: "one of several", multiple: "several of several", numeric: "numbers", open: "open",
-};
 const KVQ_WARNINGS = [[300, "Five minutes left."], [60, "One minute left."],
   [10, "Ten seconds left."]];
-
-function kvqElement(name, text, attributes = {}) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  return made;
-}
-
-// Texts of the bank: HTML that the build made, formulas included.
-function kvqHtml(name, html, attributes = {}) {
-  const made = kvqElement(name, undefined, attributes);
-  made.innerHTML = html;
-  return made;
-}
-
-function kvqTypeset(element) {
-  const mathjax = window.MathJax;
-  if (!mathjax?.typesetPromise) return; // it will find the formulas when it starts
-  mathjax.startup.promise =
-    mathjax.startup.promise.then(() => mathjax.typesetPromise([element]));
-}
-
-const kvqNumber = (n) => String(Math.round(100 * n) / 100);
 
 function kvqMock(root, bank) {
   const shown = (name) => root.querySelector(`[data-show="${name}"]`);
   const part = (name) => root.querySelector(`[data-part="${name}"]`);
   const find = new Map(bank.questions.map((q) => [q.id, q]));
-  const store = kvqStore();
-  let state = store.read();
+  const store = kvqStore(bank);
+  let state = { session: null, history: [] }; // what this tab shows of what is kept
+  let at = 0; // the place of the question that this tab shows
   let sure = null; // what a second press of a button would do
 
   function say(words) {
     shown("message").textContent = words;
   }
 
-  function save() {
-    store.write(state);
+  const sessionIn = (kept, id = state.session?.id) =>
+    kept.sessions.find((session) => session.id === id) ?? null;
+
+  function take(kept, session) {
+    state = { session, history: kept.history };
+    kvqTab.set(session?.id ?? null);
     showHistory();
+  }
+
+  // Change what is kept of the interview that this tab shows, which goes on or is
+  // finished. If another tab has ended or removed it, nothing is changed but this tab.
+  function change(how, finished = false) {
+    const kept = store.change((now) => {
+      const session = sessionIn(now);
+      if (!session || (session.finished !== null) !== finished) return false;
+      return how(session, now);
+    });
+    return follow(kept);
+  }
+
+  // Show what is kept now; false if the interview of this tab is another one by now.
+  function follow(kept) {
+    const before = state.session;
+    const after = sessionIn(kept);
+    take(kept, after);
+    if (Boolean(before) === Boolean(after) && before?.finished === after?.finished) return true;
+    show(false);
+    say(after ? "This interview was finished in another tab."
+      : "This interview was removed in another tab.");
+    return false;
+  }
+
+  function otherTab() {
+    const shownBefore = JSON.stringify(state.session);
+    if (!follow(store.read()) || JSON.stringify(state.session) === shownBefore) return;
+    if (state.session.finished) showResults(false);
+    else showQuestion(false);
   }
 
   // Asks once before something cannot be taken back.
@@ -63,16 +68,6 @@ function kvqMock(root, bank) {
   }
 
   // -- a new interview
-
-  function checkboxes(name, labels) {
-    shown(name).replaceChildren(...Object.entries(labels).map(([key, label]) => {
-      const made = kvqElement("label");
-      const box = kvqElement("input", undefined, { type: "checkbox", name, value: key });
-      box.checked = true;
-      made.append(box, ` ${label}`);
-      return made;
-    }));
-  }
 
   const ticked = (name) =>
     [...root.querySelectorAll(`input[name="${name}"]:checked`)].map((box) => box.value);
@@ -108,10 +103,11 @@ function kvqMock(root, bank) {
   function start() {
     const asked = showFit();
     if (!asked) return;
-    state.session = kvqSession(bank, asked, Date.now());
+    const session = kvqSession(bank, asked, Date.now());
+    at = 0;
     last = Infinity;
     shown("warning").textContent = "";
-    save();
+    take(store.change((kept) => { kept.sessions.push(session); }), session);
     say("");
     show(true);
   }
@@ -119,44 +115,35 @@ function kvqMock(root, bank) {
   // -- a question at a time
 
   function item() {
-    return state.session.items[state.session.at];
-  }
-
-  function field(question, kept) {
-    if (question.choices) {
-      const type = question.kind === "single" ? "radio" : "checkbox";
-      return kept.order.map((i) => {
-        const label = kvqElement("label", undefined, { class: "kvqm-choice" });
-        const box = kvqElement("input", undefined, { type, name: "kvqm-choice", value: i });
-        box.checked = (kept.answer ?? []).includes(i);
-        label.append(box, kvqHtml("span", question.choices[i].text));
-        return label;
-      });
-    }
-    const open = question.kind === "open";
-    const unit = question.unit ? `, in ${question.unit}` : "";
-    const box = kvqElement(open ? "textarea" : "input", undefined, { id: "kvqm-typed" });
-    if (!open) Object.assign(box, { type: "text", autocomplete: "off", spellcheck: false });
-    box.value = kept.answer ?? "";
-    return [kvqElement("label", `Your answer${unit}`, { for: "kvqm-typed" }), box];
+    return state.session.items[at];
   }
 
   function noteAnswer() {
     const boxes = [...shown("answer").querySelectorAll("[name=kvqm-choice]")];
-    item().answer = boxes.length
+    const answer = boxes.length
       ? boxes.filter((box) => box.checked).map((box) => Number(box.value))
       : shown("answer").querySelector("#kvqm-typed").value;
-    save();
+    if (!change((session) => { session.items[at].answer = answer; })) return;
+    showHint();
     showJumps();
   }
 
+  const answered = (one) => kvqAnswered(find.get(one.id), one);
+
+  function showHint() {
+    const hint = kvqHint(find.get(item().id), item());
+    shown("hint").textContent = hint;
+    shown("answer").querySelector("#kvqm-typed")?.setAttribute(
+      "aria-invalid", String(hint !== ""));
+  }
+
   function showJumps() {
-    const { items, at } = state.session;
+    const { items } = state.session;
     shown("jumps").replaceChildren(...items.map((one, i) => {
-      const answered = kvqAnswered(one);
-      const button = kvqElement("button", `${i + 1}${answered ? "•" : ""}`, {
+      const done = answered(one);
+      const button = kvqElement("button", `${i + 1}${done ? "•" : ""}`, {
         type: "button", "data-jump": i,
-        "aria-label": `Question ${i + 1}, ${answered ? "answered" : "no answer yet"}`,
+        "aria-label": `Question ${i + 1}, ${done ? "answered" : "no answer yet"}`,
       });
       if (i === at) button.setAttribute("aria-current", "step");
       return button;
@@ -164,13 +151,14 @@ function kvqMock(root, bank) {
   }
 
   function showQuestion(move) {
-    const { items, at } = state.session;
+    const { items } = state.session;
     const question = find.get(item().id);
     shown("count").textContent = `Question ${at + 1} of ${items.length}`;
     shown("place").textContent =
       `${bank.topics[question.topic]} · ${question.level} · ${KVQ_ASKS[question.kind]}`;
     shown("question").innerHTML = question.question;
-    shown("answer").replaceChildren(...field(question, item()));
+    shown("answer").replaceChildren(...kvqField(question, item()));
+    showHint();
     root.querySelector("[data-do=previous]").disabled = at === 0;
     root.querySelector("[data-do=next]").textContent =
       at + 1 < items.length ? "Next" : "Finish";
@@ -183,22 +171,26 @@ function kvqMock(root, bank) {
   function go(to) {
     sure = null;
     say("");
-    state.session.at = to;
-    save();
-    showQuestion(true);
+    at = to;
+    if (change((session) => { session.at = to; })) showQuestion(true);
   }
 
   function finish(words, move = true) {
-    const { deadline } = state.session;
-    state.session.finished = Math.min(Date.now(), deadline ?? Infinity);
-    state.history = kvqMerged(state.history, [kvqEntry(bank, state.session)]);
-    save();
+    let ended = null;
+    const kept = store.change((now) => {
+      ended = sessionIn(now);
+      if (!ended || ended.finished !== null) return false;
+      ended.finished = Math.min(Date.now(), ended.deadline ?? Infinity);
+      now.history = kvqMerged(now.history, [kvqEntry(bank, ended)]);
+      return true;
+    });
+    take(kept, ended);
     show(move);
-    say(words);
+    say(ended ? words : "This interview was removed in another tab.");
   }
 
   function wantFinish() {
-    const missing = state.session.items.filter((one) => !kvqAnswered(one)).length;
+    const missing = state.session.items.filter((one) => !answered(one)).length;
     const are = missing === 1 ? "1 question has" : `${missing} questions have`;
     if (!missing || surely("finish", `${are} no answer. Press again to finish.`)) finish("");
   }
@@ -250,24 +242,22 @@ function kvqMock(root, bank) {
 
   function markOwn(box) {
     const place = Number(box.dataset.item);
-    const kept = state.session.items[place];
     const line = Number(box.dataset.line);
-    kept.met = kept.met.filter((i) => i !== line).concat(box.checked ? [line] : []);
-    state.history = kvqMerged(state.history, [kvqEntry(bank, state.session)]);
-    save();
+    const there = change((session, kept) => {
+      const one = session.items[place];
+      one.met = one.met.filter((i) => i !== line).concat(box.checked ? [line] : []);
+      // An interview that was deleted does not come back.
+      if (kept.history.some((entry) => entry.id === session.id))
+        kept.history = kvqMerged(kept.history, [kvqEntry(bank, session)]);
+    }, true);
+    if (!there) return;
     showScore();
+    const one = state.session.items[place];
     root.querySelector(`[data-points="${place}"]`).replaceChildren(
-      kvqWorth(find.get(kept.id), kept));
+      kvqWorth(find.get(one.id), one));
   }
 
   // -- progress
-
-  function weakest(topics) {
-    const rows = Object.entries(topics);
-    const share = ([, row]) => row[1] / row[0];
-    const [topic] = rows.sort((a, b) => share(a) - share(b))[0] ?? [""];
-    return bank.topics[topic] ?? topic;
-  }
 
   function showHistory() {
     const { history } = state;
@@ -277,18 +267,13 @@ function kvqMock(root, bank) {
       : `${history.length ? `${times} so far.` : "No interview yet."} `
         + "All of it stays in this browser.";
     shown("history-table").hidden = history.length === 0;
-    shown("history").replaceChildren(...history.map((entry) => {
-      const row = kvqElement("tr");
-      const when = entry.when.slice(0, 16).replace("T", " ");
-      row.append(kvqElement("th", `${when} UTC`, { scope: "row" }));
-      row.append(...[entry.all[0], `${kvqNumber(entry.all[1])} of ${entry.all[0]}`,
-        weakest(entry.topics)].map((cell) => kvqElement("td", cell)));
-      return row;
-    }));
+    shown("history").replaceChildren(
+      ...history.map((entry) => kvqHistoryRow(bank, entry)));
   }
 
   function exportProgress() {
-    const content = { kind: KVQ_EXPORT, version: 1, history: state.history };
+    const { history } = store.read();
+    const content = { kind: KVQ_EXPORT, version: KVQ_VERSION, history };
     const blob = new Blob([JSON.stringify(content, null, 1)], { type: "application/json" });
     const link = kvqElement("a", undefined,
       { href: URL.createObjectURL(blob), download: "kvq-progress.json" });
@@ -299,10 +284,16 @@ function kvqMock(root, bank) {
 
   async function importProgress(file) {
     try {
-      const before = state.history.length;
-      state.history = kvqMerged(state.history, kvqImported(await file.text()));
-      save();
-      say(`Imported: ${state.history.length - before} interviews were new.`);
+      if (file.size > KVQ_MOST.file) throw new Error("This file is too large.");
+      const found = kvqImported(await file.text());
+      let before = [];
+      const kept = store.change((now) => {
+        before = now.history;
+        now.history = kvqMerged(now.history, found);
+      });
+      const { fresh, other } = kvqCompared(before, kept.history);
+      follow(kept);
+      say(`Imported: ${fresh} new, ${other} changed, ${kept.history.length} in all.`);
     } catch (error) {
       say(error.message);
     }
@@ -326,11 +317,12 @@ function kvqMock(root, bank) {
   const todo = {
     "every-topic": () => tickTopics(true),
     "no-topic": () => tickTopics(false),
-    previous: () => go(Math.max(0, state.session.at - 1)),
+    previous: () => go(Math.max(0, at - 1)),
     finish: wantFinish,
     again() {
-      state.session = null;
-      save();
+      take(store.change((kept) => {
+        kept.sessions = kept.sessions.filter((one) => one.id !== state.session?.id);
+      }), null);
       say("");
       show(true);
     },
@@ -339,8 +331,12 @@ function kvqMock(root, bank) {
     import: () => shown("file").click(),
     forget() {
       if (!surely("forget", "Press Delete again to delete all interviews.")) return;
-      state.history = [];
-      save();
+      const kept = store.change((now) => {
+        now.history = [];
+        now.sessions = now.sessions.filter(
+          (one) => one.finished === null || one.id === state.session?.id);
+      });
+      follow(kept);
       say("Deleted.");
     },
   };
@@ -350,10 +346,10 @@ function kvqMock(root, bank) {
     showFit();
   }
 
-  checkboxes("topics", Object.fromEntries(Object.entries(bank.topics).map(([key, title]) =>
+  kvqCheckboxes(shown, "topics", Object.fromEntries(Object.entries(bank.topics).map(([key, title]) =>
     [key, `${title} (${bank.questions.filter((q) => q.topic === key).length})`])));
-  checkboxes("levels", { easy: "easy", mid: "mid", hard: "hard" });
-  checkboxes("kinds", KVQ_KINDS);
+  kvqCheckboxes(shown, "levels", { easy: "easy", mid: "mid", hard: "hard" });
+  kvqCheckboxes(shown, "kinds", KVQ_KINDS);
   root.addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (!button) return;
@@ -368,8 +364,7 @@ function kvqMock(root, bank) {
   shown("answer").addEventListener("input", noteAnswer);
   part("session").addEventListener("submit", (event) => {
     event.preventDefault();
-    const { at, items } = state.session;
-    if (at + 1 < items.length) go(at + 1);
+    if (at + 1 < state.session.items.length) go(at + 1);
     else wantFinish();
   });
   shown("review").addEventListener("change", (event) => markOwn(event.target));
@@ -379,10 +374,28 @@ function kvqMock(root, bank) {
     event.target.value = "";
   });
   setInterval(tick, 500);
-  root.kvq = { bank, mark: kvqMark, readNumber: kvqReadNumber };
-  const found = state.session;
-  const dead = found && !kvqGoodSession(bank, found);
-  if (dead) state.session = null;
-  show(false);
-  if (dead) say("The questions have changed, so the interview that was running is gone.");
+  root.kvq = { bank, mark: kvqMark, readNumber: kvqReadNumber, whyNot: kvqWhyNot };
+  window.addEventListener("storage", (event) => {
+    if (event.key === KVQ_KEY || event.key === null) otherTab();
+  });
+  // A page that comes back from the history of the browser has missed what was told.
+  window.addEventListener("pageshow", (event) => { if (event.persisted) otherTab(); });
+  begin();
+
+  // Go on with this tab's interview, else with the newest, one that runs before others.
+  function begin() {
+    const kept = store.read();
+    const { lost } = store;
+    if (lost) store.change(() => true);
+    const newest = [...kept.sessions].sort((a, b) => b.started - a.started);
+    const session = sessionIn(kept, kvqTab.get())
+      ?? newest.find((one) => one.finished === null) ?? newest[0] ?? null;
+    take(kept, session);
+    at = session?.at ?? 0;
+    show(false);
+    if (lost === "damaged")
+      say("What this browser had kept was damaged; what could not be read is gone.");
+    if (lost === "changed")
+      say("The questions have changed, so the interview that was running is gone.");
+  }
 }

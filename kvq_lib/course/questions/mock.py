@@ -1,21 +1,28 @@
 """The mock interview: a page that asks, times, marks and keeps the progress.
 
 Everything happens in the reader's browser: the bank is in the page as data, texts as
-HTML, and `mock_state.js`, `mock_review.js` and `mock.js` do the rest. `marking.js`
+HTML, and the scripts `mock*.js` do the rest. `marking.js`
 marks as `marking` does; a test compares the two on every question.
 """
 
 import hashlib
+import html as escaping
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import bank, text
+from . import bank, numbers, text
 from .bank import Question, Section
 from .quiz import contained
 
 _FILES = Path(__file__).parent
-SCRIPTS = ("marking.js", "mock_state.js", "mock_review.js", "mock.js")
+SCRIPTS = (
+    "mock_state.js",
+    "mock_store.js",
+    "mock_elements.js",
+    "mock_review.js",
+    "mock.js",
+)
 
 
 def data(questions: Sequence[Question], href: Callable[[Section], str]) -> dict:
@@ -51,6 +58,8 @@ def _entry(question: Question, href: str) -> dict:
         "section": section,
         "question": text.html(question.question),
     }
+    if question.cited:
+        entry["sources"] = escaping.escape("; ".join(question.cited))
     if question.choices:
         entry["choices"] = [
             {"text": text.line(c.text), "right": c.right, "why": text.line(c.why)}
@@ -80,7 +89,8 @@ def page(questions: Sequence[Question], href: Callable[[Section], str]) -> str:
     """The interview as HTML with its style, its scripts and its data."""
     style = (_FILES / "mock.css").read_text(encoding="utf-8")
     body = (_FILES / "mock.html").read_text(encoding="utf-8")
-    scripts = "".join((_FILES / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    scripts = numbers.script()
+    scripts += "".join((_FILES / name).read_text(encoding="utf-8") for name in SCRIPTS)
     content = json.dumps(data(questions, href), ensure_ascii=False, allow_nan=False)
     script = (
         f"(() => {{{scripts}kvqMock(document.getElementById('kvqm'), {content});}})();"

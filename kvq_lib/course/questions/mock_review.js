@@ -26,7 +26,7 @@ function kvqReviewNumber(question, kept) {
   const said = kvqElement("p");
   said.append(kvqSigned(good, typed ? `You answered ${typed}.` : "No answer."));
   const known = good || given === null ? null : kvqMistake(question, given);
-  if (typed && given === null) said.append(" That is no number.");
+  if (typed && given === null) said.append(` ${kvqWhyNot(typed, question.unit)}`);
   if (known) said.append(" ", kvqHtml("span", known.why));
   return [said, kvqElement("p", `Right: ${question.shown}.`),
     kvqHtml("div", question.why)];
@@ -53,7 +53,9 @@ function kvqReviewOpen(question, kept, place) {
 
 function kvqWorth(question, kept) {
   const points = kvqPoints(question, kept);
-  return kvqSigned(points === 1, `${kvqNumber(points)} of 1`);
+  const words = `${kvqNumber(points)} of 1`;
+  if (points === 0 || points === 1) return kvqSigned(points === 1, words);
+  return kvqElement("span", `◐ ${words}`, { class: "kvqm-partly" });
 }
 
 // One question with what was answered, what is right, and why.
@@ -68,5 +70,6 @@ function kvqReviewed(question, kept, place) {
     : question.kind === "open" ? kvqReviewOpen(question, kept, place)
       : kvqReviewNumber(question, kept);
   row.append(worth, kvqHtml("div", question.question), ...parts, link);
+  if (question.sources) row.append(kvqHtml("p", `Sources: ${question.sources}`, { class: "kvqm-note" }));
   return row;
 }

@@ -1,7 +1,4 @@
-// The mock interview without its page: who is asked what, what it is worth, what is kept.
-
-const KVQ_KEY = "kvq-mock-interview";
-const KVQ_EXPORT = "kvq-progress";
+// The mock interview without its page: who is asked what, and what it is worth.
 
 function kvqShuffled(list) {
   const made = [...list];
@@ -38,7 +35,10 @@ function kvqSession(bank, wish, now) {
   };
 }
 
-function kvqAnswered(item) {
+// A number that nobody can read is no answer.
+function kvqAnswered(question, item) {
+  if (question.kind === "numeric")
+    return kvqReadNumber(item.answer ?? "", question.unit) !== null;
   return typeof item.answer === "string" ? item.answer.trim() !== ""
     : (item.answer ?? []).length > 0;
 }
@@ -65,71 +65,6 @@ function kvqScore(bank, session) {
 function kvqEntry(bank, session) {
   const { topics, all } = kvqScore(bank, session);
   return { id: session.id, when: new Date(session.finished).toISOString(), all, topics };
-}
-
-function kvqGoodRow(row) {
-  return Array.isArray(row) && row.length === 2 && row[0] > 0
-    && row.every((n) => Number.isFinite(n) && n >= 0) && row[1] <= row[0] + 1e-9;
-}
-
-function kvqGoodEntry(entry) {
-  return typeof entry?.id === "string" && entry.id.length < 60
-    && typeof entry.when === "string" && !Number.isNaN(Date.parse(entry.when))
-    && kvqGoodRow(entry.all) && typeof entry.topics === "object" && entry.topics !== null
-    && Object.values(entry.topics).every(kvqGoodRow);
-}
-
-// The entries of an exported file; throws what a reader can understand.
-function kvqImported(text) {
-  let found;
-  try {
-    found = JSON.parse(text);
-  } catch {
-    throw new Error("This file is not JSON.");
-  }
-  if (found?.kind !== KVQ_EXPORT || !Array.isArray(found.history))
-    throw new Error("This file holds no progress of this page.");
-  if (!found.history.every(kvqGoodEntry)) throw new Error("This file is damaged.");
-  return found.history;
-}
-
-// Two lists of entries as one, oldest first; of two with one id the second counts.
-function kvqMerged(one, other) {
-  const entries = new Map([...one, ...other].map((entry) => [entry.id, entry]));
-  return [...entries.values()].sort((a, b) => Date.parse(a.when) - Date.parse(b.when));
-}
-
-// A session that the page can go on with: made of questions that there are.
-function kvqGoodSession(bank, session) {
-  const find = new Map(bank.questions.map((q) => [q.id, q]));
-  return session?.bank === bank.fingerprint && Array.isArray(session.items)
-    && session.at in session.items && session.items.every((item) =>
-      find.has(item.id) && Array.isArray(item.order) && Array.isArray(item.met));
-}
-
-// What the browser keeps. Where it keeps nothing, the page does, until it is left.
-function kvqStore() {
-  const empty = { session: null, history: [] };
-  return {
-    kept: true,
-    read() {
-      try {
-        const found = JSON.parse(window.localStorage.getItem(KVQ_KEY)) ?? {};
-        const history = (found.history ?? []).filter(kvqGoodEntry);
-        return { ...empty, session: found.session ?? null, history };
-      } catch {
-        return empty;
-      }
-    },
-    write(state) {
-      try {
-        window.localStorage.setItem(KVQ_KEY, JSON.stringify(state));
-        this.kept = true;
-      } catch {
-        this.kept = false;
-      }
-    },
-  };
 }
 
 function kvqClock(milliseconds) {

@@ -38,7 +38,7 @@ function kvqQuizNumber(input, unit, feedback) {
   input.autocomplete = "off";
   const label = input.parentElement.querySelector("label");
   label.htmlFor = input.id;
-  label.textContent = unit ? `Your answer, in ${unit}:` : "Your answer:";
+  label.textContent = `Your answer${kvqAskedIn(unit)}:`;
   const button = document.createElement("button");
   button.type = "button";
   button.textContent = "Check";
@@ -48,7 +48,7 @@ function kvqQuizNumber(input, unit, feedback) {
     const given = kvqReadNumber(typed, unit);
     const from = document.activeElement;
     if (given === null) {
-      feedback.textContent = "✗ That is no number; 1,024 is one, and 1.5e3.";
+      feedback.textContent = `✗ ${kvqWhyNot(typed, unit)}`;
       feedback.className = "Feedback incorrect";
       return;
     }

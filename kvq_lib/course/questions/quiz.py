@@ -195,16 +195,17 @@ def _emitted(page: str, entries: list[dict]) -> tuple[str, str]:
 
 
 def _html(page: str, questions) -> str:
+    from . import numbers
+
     box, script = _emitted(page, [entry(question) for question in questions])
-    style, marking, ours = (
-        (_FILES / name).read_text(encoding="utf-8")
-        for name in ("quiz.css", "marking.js", "quiz.js")
+    style, ours = (
+        (_FILES / name).read_text(encoding="utf-8") for name in ("quiz.css", "quiz.js")
     )
     name = f"kvqz-{page.rsplit('/', 1)[-1]}"
     units = json.dumps([question.unit for question in questions], ensure_ascii=False)
     # Parameters hide what the script must not find, or would fill the console with.
     call = f"kvqQuiz(document.getElementById('{name}'), {units}, (MathJax, console) => "
-    script = f"(() => {{{marking}{ours}{call}{{{script}}});}})();"
+    script = f"(() => {{{numbers.script()}{ours}{call}{{{script}}});}})();"
     # jupyterquiz leaves its box open, which would swallow the rest of a page.
     ends = "</div>" * (box.count("<div") - box.count("</div"))
     return (

@@ -1,17 +1,17 @@
 """What a question of the bank must be like; every broken rule is told.
 
 `read_file` makes questions of one file, `together` looks at all of them. A broken rule
-is one line of text that begins with the file and the question's id.
+is one line of text that begins with the file, the line and the question's id.
 """
 
+import decimal
 import difflib
 import re
+import reprlib
 from collections.abc import Iterator
 
-import yaml
-
 from ...errors import InvalidArgument
-from . import bank, text
+from . import bank, loading, text, wording
 from .bank import Choice, Line, Mistake, Question
 from .expressions import evaluate
 from .marking import near
@@ -37,32 +37,16 @@ OWN = {
 _ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)+")
 _VALUE = re.compile(r"\{value(?::([^{}]*))?\}")
 _AMOUNT = re.compile(r"\d\s*(?:[KMGT]iB)\b")
-_ALL_OF = re.compile(
-    r"\bof the above\b|^(?:all|none|both|neither|any) of (?:these|them)\b\W*$", re.I
-)
-#: What no text may hold, and what it may hold only inside code and formulas.
-_NOWHERE = {
-    "a code fence": re.compile(r"^\s*(?:```|~~~)", re.M),
-    "a role of the site": re.compile(r"\{[a-z:-]+\}`"),
-}
-_FORBIDDEN = {
-    "HTML": re.compile(r"</?[A-Za-z][^>]*>|<!--"),
-    "a link or an image": re.compile(r"\]\("),
-    "a heading": re.compile(r"^#+ ", re.M),
-}
+_SHAPE = re.compile(r",?(?:\.\d)?[defg%]?")  # how a value may be shown
+_UNIT = re.compile(r"|%|[A-Za-zµ]+(?: [A-Za-z]+)*(?:/[A-Za-z]+)?")
 
 
-class _Strict(yaml.SafeLoader):
-    """Refuses a key that stands twice; YAML alone would take the last."""
-
-    def construct_mapping(self, node, deep=False):
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
-        for key in keys:
-            if not isinstance(key, str) or keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key!r} is no text, or stands twice", node.start_mark
-                )
-        return super().construct_mapping(node, deep)
+def _brief(value) -> str:
+    """A value as a message shows it."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no integer of thousands of digits
+        return "a number of too many digits"
 
 
 # -- a file ----------------------------------------------------------------------------
@@ -83,21 +67,17 @@ def read_file(
         known = ", ".join(bank.TOPICS)
         return [], [f"{name}: a file is called NN_topic.yml, with a topic of {known}"]
     try:
-        entries = yaml.load(content.decode("utf-8"), _Strict)  # a kind of SafeLoader
-    except UnicodeDecodeError as error:
-        return [], [f"{name}: not in UTF-8: {error}"]
-    except yaml.YAMLError as error:
-        return [], [f"{name}: {' '.join(str(error).split())}"]
-    if not isinstance(entries, list) or not entries:
-        return [], [f"{name}: a file is a list of questions"]
+        entries = loading.entries(content)
+    except loading.Unreadable as error:
+        return [], [f"{name}: {error}"]
     questions, problems = [], []
     for place, entry in enumerate(entries, start=1):
         who = f"question {place}"
-        if isinstance(entry, dict) and isinstance(entry.get("id"), str):
-            who = entry["id"]
-        reader = _Reader(found[1], around)
-        question = reader.question(entry)
-        problems += [f"{name}: {who}: {problem}" for problem in reader.problems]
+        if isinstance(entry.value, dict) and isinstance(entry.value.get("id"), str):
+            who = entry.value["id"][:60]
+        reader = _Reader(found[1], around, entry)
+        question = reader.question(f"{name}:{entry.line}")
+        problems += [f"{name}:{line}: {who}: {said}" for line, said in reader.problems]
         if question and not reader.problems:
             questions.append(question)
     return questions, problems
@@ -106,12 +86,17 @@ def read_file(
 class _Reader:
     """Makes a question of what YAML gave, and notes what is wrong with it."""
 
-    def __init__(self, topic: str, around: bank.Surroundings):
-        self.topic, self.around = topic, around
-        self.problems: list[str] = []
+    def __init__(self, topic: str, around: bank.Surroundings, entry: loading.Entry):
+        self.topic, self.around, self.entry = topic, around, entry
+        self.line = entry.line
+        self.problems: list[tuple[int, str]] = []
+
+    def at(self, part: str) -> None:
+        """What is read next; complaints name its line."""
+        self.line = self.entry.lines.get(part, self.entry.line)
 
     def complain(self, problem: str) -> None:
-        self.problems.append(problem)
+        self.problems.append((self.line, problem))
 
     # -- parts
 
@@ -121,21 +106,22 @@ class _Reader:
             self.complain(f"{what} is no mapping")
             return False
         for key in sorted(set(entry) - allowed):
-            self.complain(f"{what} has an unknown key {key!r}")
+            self.complain(f"{what} has an unknown key {_brief(key)}")
         for key in sorted(allowed - optional - set(entry)):
             self.complain(f"{what} lacks {key!r}")
         return True
 
-    def words(self, what: str, value, blanks: tuple[str, ...] = ()) -> str:
+    def words(self, what: str, value, blanks: tuple[str, ...] = (), inline=False):
         """A text; `blanks` are what may stand in braces outside of formulas."""
         if not isinstance(value, str) or not value.strip():
-            self.complain(f"{what} is no text: {value!r}")
+            self.complain(f"{what} is no text: {_brief(value)}")
             return ""
-        bare = text.CODE_OR_MATH.sub("", value)
-        held = [name for name, sign in _NOWHERE.items() if sign.search(value)]
-        held += [name for name, sign in _FORBIDDEN.items() if sign.search(bare)]
+        held = list(wording.faults(value, inline))
         for name in held:
             self.complain(f"{what} holds {name}; faces cannot show it")
+        if len(value) > wording.LONGEST:
+            return ""
+        bare = text.CODE_OR_MATH.sub("", value)
         if re.search(r"(?<!\\)\$", bare):
             self.complain(f"{what} has a dollar sign without a partner")
         for blank in blanks:
@@ -153,44 +139,58 @@ class _Reader:
 
     def number(self, what: str, value, low: float, high: float, kind=(int, float)):
         if isinstance(value, bool) or not isinstance(value, kind):
-            self.complain(f"{what} is no number: {value!r}")
+            self.complain(f"{what} is no number: {_brief(value)}")
         elif not low <= value <= high:
-            self.complain(f"{what} is between {low} and {high}, got {value}")
+            self.complain(f"{what} is between {low} and {high}, got {_brief(value)}")
         else:
             return value
         return low
 
     def computed(self, what: str, expression) -> float | None:
+        if not isinstance(expression, str):
+            if isinstance(expression, bool) or not isinstance(expression, int | float):
+                self.complain(f"{what} is no expression: {_brief(expression)}")
+                return None
+            expression = _brief(expression)
         try:
-            return evaluate(str(expression))
+            return evaluate(expression)
         except InvalidArgument as error:
             self.complain(f"{what}: {error}")
             return None
 
     # -- a question
 
-    def question(self, entry) -> Question | None:
+    def question(self, place: str) -> Question | None:
+        """The question that the entry makes, which stands at a place of the bank."""
+        entry = self.entry.value
         kind = entry.get("kind") if isinstance(entry, dict) else None
         if isinstance(entry, dict) and kind not in bank.KINDS:
-            self.complain(f"kind is one of {', '.join(bank.KINDS)}; got {kind!r}")
+            self.at("kind")
+            self.complain(f"kind is one of {', '.join(bank.KINDS)}; got {_brief(kind)}")
             return None
         if not self.keys("it", entry, COMMON | OWN.get(kind, set()), {"sources"}):
             return None
-        common = {
-            "id": self.identity(entry.get("id")),
-            "kind": kind,
-            "level": entry.get("level"),
-            "topic": self.topic,
-            "tags": self.tags(entry.get("tags")),
-            "section": self.section(entry.get("section")),
-            "question": self.words("question", entry.get("question")),
-            "sources": self.sources(entry.get("sources", [])),
-        }
-        if common["level"] not in bank.LEVELS:
-            self.complain(f"level is one of {', '.join(bank.LEVELS)}")
+        common = {"kind": kind, "topic": self.topic, "place": place}
+        for key, read in (
+            ("id", self.identity),
+            ("level", self.level),
+            ("tags", self.tags),
+            ("section", self.section),
+            ("question", lambda value: self.words("question", value)),
+            ("sources", self.sources),
+        ):
+            self.at(key)
+            common[key] = read(entry.get(key, [] if key == "sources" else None))
+        works = self.around.works
+        common["cited"] = tuple(works[k] for k in common["sources"] if k in works)
         own = {"single": self.choices, "multiple": self.choices}
         own |= {"numeric": self.numeric, "open": self.open}
         return Question(**common, **own[kind](entry))
+
+    def level(self, value) -> str:
+        if value not in bank.LEVELS:
+            self.complain(f"level is one of {', '.join(bank.LEVELS)}")
+        return str(value)
 
     def identity(self, value) -> str:
         good = isinstance(value, str) and _ID.fullmatch(value)
@@ -201,34 +201,38 @@ class _Reader:
     def tags(self, value) -> tuple[str, ...]:
         tags = self.some("tags", value, 1, 4)
         if unknown := [tag for tag in tags if tag not in TAGS]:
-            shown = ", ".join(map(str, unknown))
+            shown = ", ".join(t if isinstance(t, str) else _brief(t) for t in unknown)
             self.complain(f"unknown tags {shown}; known: {', '.join(TAGS)}")
-        if len({str(tag) for tag in tags}) < len(tags):
+        if len(set(map(_brief, tags))) < len(tags):
             self.complain("a tag stands twice")
-        return tuple(map(str, tags))
+        return tuple(tag for tag in tags if isinstance(tag, str))
 
     def section(self, value) -> bank.Section | None:
-        page, _, number = str(value).partition("#")
+        page, _, number = (value if isinstance(value, str) else "").partition("#")
         title = self.around.sections.get(page, {}).get(number)
         if title is None:
-            self.complain(f"no section {value!r}; write book/02_memory_bottleneck#2.2")
+            self.complain(
+                f"no section {_brief(value)}; write book/02_memory_bottleneck#2.2"
+            )
             return None
         return bank.Section(page, number, title)
 
     def sources(self, value) -> tuple[str, ...]:
         keys = self.some("sources", value, 0, 4)
         for key in keys:
-            if key not in self.around.works:
-                self.complain(f"book/references.bib has no {key!r}")
-        return tuple(map(str, keys))
+            if not isinstance(key, str) or key not in self.around.works:
+                self.complain(f"book/references.bib has no {_brief(key)}")
+        return tuple(key for key in keys if isinstance(key, str))
 
     # -- kinds
 
     def choices(self, entry) -> dict:
         choices, values = [], []
+        self.at("choices")
         listed = self.some("choices", entry.get("choices"), 3, 5)
         for i, given in enumerate(listed, start=1):
             what = f"choice {i}"
+            self.at(f"choices {i}")
             keys = {"text", "right", "why", "value"}
             if not self.keys(what, given, keys, {"right", "value"}):
                 continue
@@ -236,9 +240,12 @@ class _Reader:
             if not isinstance(right, bool):
                 self.complain(f"{what}: right is true or false")
             words, value = self.choice_text(what, given)
-            values.append(value)
-            why = self.words(f"{what}: why", given.get("why"))
+            if value is not None and any(near(value, v, 1e-9) for v in values):
+                self.complain(f"{what} has the value of another choice")
+            values += [value] if value is not None else []
+            why = self.words(f"{what}: why", given.get("why"), inline=True)
             choices.append(Choice(words, right is True, why))
+        self.at("choices")
         rights = sum(choice.right for choice in choices)
         if entry["kind"] == "single" and choices and rights != 1:
             self.complain(f"exactly one choice is right, not {rights}")
@@ -252,8 +259,8 @@ class _Reader:
 
     def choice_text(self, what: str, given: dict) -> tuple[str, float | None]:
         """The text of a choice with its number filled in, and the number."""
-        words = self.words(f"{what}: text", given.get("text"), (_VALUE.pattern,))
-        if _ALL_OF.search(words):
+        words = self.words(f"{what}: text", given.get("text"), (_VALUE.pattern,), True)
+        if wording.speaks_of_others(words):
             self.complain(f"{what} speaks of the other choices")
         if "value" not in given:
             if _VALUE.search(words):
@@ -266,6 +273,10 @@ class _Reader:
             self.complain(f"{what} has a value that its text does not show: {{value}}")
         if value is None:
             return words, None
+        for shape in _VALUE.findall(words):
+            if not _SHAPE.fullmatch(shape):
+                self.complain(f"{what} shows its value in an odd shape, {shape[:20]!r}")
+                return words, value
         try:
             return _VALUE.sub(lambda f: format(value, f[1] or ""), words), value
         except ValueError as error:
@@ -273,22 +284,29 @@ class _Reader:
             return words, value
 
     def numeric(self, entry) -> dict:
-        answer = self.computed("expression", entry.get("expression"))
+        self.at("tolerance")
         tolerance = self.number("tolerance", entry.get("tolerance"), 0, MOST_TOLERANCE)
+        self.at("decimals")
         decimals = self.number("decimals", entry.get("decimals"), 0, 6, int)
+        self.at("unit")
         unit = entry.get("unit")
-        if not isinstance(unit, str):
-            self.complain('unit is a text, "" for a pure number')
+        if not isinstance(unit, str) or len(unit) > 30 or not _UNIT.fullmatch(unit):
+            self.complain(
+                'unit is a text such as MiB or tokens/s, "" for a pure number'
+            )
             unit = ""
 
         def show(value: float) -> str:
-            return f"{value:,.{decimals}f} {unit}".strip()
+            return f"{_rounded(value, decimals):,.{decimals}f} {unit}".strip()
 
+        self.at("why")
         why = self.words("why", entry.get("why"), (r"\{answer\}",))
+        self.at("expression")
+        answer = self.computed("expression", entry.get("expression"))
         found = {"unit": unit, "tolerance": tolerance}
         if answer is None:
             return found
-        if not near(round(answer, decimals), answer, tolerance):
+        if not near(_rounded(answer, decimals), answer, tolerance):
             self.complain(f"what is shown, {show(answer)}, would be marked as wrong")
         mistakes = list(self.mistakes(entry, answer, tolerance, show))
         shown = show(answer)
@@ -297,13 +315,15 @@ class _Reader:
 
     def mistakes(self, entry, answer, tolerance, show) -> Iterator[Mistake]:
         seen: list[float] = []
+        self.at("mistakes")
         listed = self.some("mistakes", entry.get("mistakes"), 1, 6)
         for i, given in enumerate(listed, start=1):
             what = f"mistake {i}"
+            self.at(f"mistakes {i}")
             if not self.keys(what, given, {"expression", "why"}, set()):
                 continue
             value = self.computed(what, given.get("expression"))
-            why = self.words(f"{what}: why", given.get("why"))
+            why = self.words(f"{what}: why", given.get("why"), inline=True)
             if value is None:
                 continue
             if near(value, answer, tolerance):
@@ -315,12 +335,18 @@ class _Reader:
 
     def open(self, entry) -> dict:
         rubric = []
+        self.at("rubric")
         listed = self.some("rubric", entry.get("rubric"), 3, 5)
         for i, given in enumerate(listed, start=1):
             what = f"line {i} of the rubric"
+            self.at(f"rubric {i}")
             if self.keys(what, given, {"points", "text"}, set()):
                 points = self.number(f"{what}: points", given.get("points"), 1, 5, int)
-                rubric.append(Line(points, self.words(what, given.get("text"))))
+                words = self.words(what, given.get("text"), inline=True)
+                if any(_same(words, line.text) for line in rubric):
+                    self.complain(f"{what} is another line once more")
+                rubric.append(Line(points, words))
+        self.at("answer")
         model = self.words("answer", entry.get("answer"))
         sentences = len(re.findall(r"[.!?](?=\s|$)", model))
         if sentences > 10:
@@ -328,23 +354,37 @@ class _Reader:
         return {"rubric": tuple(rubric), "model": model}
 
 
+def _same(one: str, other: str) -> bool:
+    return re.findall(r"\w+", one.lower()) == re.findall(r"\w+", other.lower())
+
+
+def _rounded(value: float, decimals: int) -> float:
+    """Halves are rounded up, as people do; Python alone rounds to the even one."""
+    exact = decimal.Decimal(repr(value))
+    to = decimal.Decimal(1).scaleb(-decimals)
+    with decimal.localcontext(prec=400):
+        return float(exact.quantize(to, decimal.ROUND_HALF_UP))
+
+
 # -- all files -------------------------------------------------------------------------
 
 
 def together(questions: list[Question]) -> list[str]:
     """What is wrong between questions: ids, and texts that are nearly equal."""
-    problems, seen = [], {}
+    problems, seen, listed = [], {}, []
+    matcher = difflib.SequenceMatcher(autojunk=False)
     for question in questions:
-        if question.id in seen:
-            problems.append(f"{question.id}: two questions have this id")
-        seen[question.id] = re.findall(r"\w+", question.question.lower())
-    listed = list(seen.items())
-    for i, (one, words) in enumerate(listed):
-        matcher = difflib.SequenceMatcher(autojunk=False)
+        who = f"{question.place}: {question.id}"
+        if other := seen.get(question.id):
+            problems.append(f"{who}: {other.place} has the same id")
+        seen.setdefault(question.id, question)
+        words = re.findall(r"\w+", question.question.lower())
         matcher.set_seq2(words)
-        for other, others in listed[:i]:
+        for other, others in listed:
             matcher.set_seq1(others)
             quick = matcher.real_quick_ratio() > ALIKE and matcher.quick_ratio() > ALIKE
-            if quick and matcher.ratio() > ALIKE:
-                problems.append(f"{one}: nearly the same question as {other}")
+            if quick and other.id != question.id and matcher.ratio() > ALIKE:
+                same = f"nearly the same question as {other.id}, {other.place}"
+                problems.append(f"{who}: {same}")
+        listed.append((question, words))
     return problems

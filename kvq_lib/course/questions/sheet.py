@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from . import bank
 from .bank import Question
+from .numbers import asked_in
 
 LETTERS = "abcde"
 ASKS = {
@@ -44,7 +45,7 @@ def _item(words: str) -> str:
 
 def _question(number: int, question: Question) -> Iterator[str]:
     section = question.section
-    unit = f", in {question.unit}" if question.unit else ""
+    unit = asked_in(question.unit)
     yield f"(question-{question.id})="
     yield (
         f"**{number}** · section [{section.number}](/{section.page}) · "
