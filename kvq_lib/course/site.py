@@ -44,9 +44,11 @@ OUTSIDE = Path("_build/outside_links.txt")  # an address a line, and its pages
 # Parts of _toc.yml that an edition leaves out.
 EDITIONS = {"full": (), "course": ("Solutions",)}
 
-# Files of the library that decide what a chapter shows, and folders that do not.
+# Files of the library that decide what a chapter shows, and paths that do not.
 LIBRARY = (".py", ".js", ".css", ".html")
-APART = ("kvq_lib/course/homework/", "kvq_lib/course/publish/")
+APART = tuple(
+    f"kvq_lib/course/{path}" for path in ("homework/", "publish/", "browser.py", "pdf")
+)
 
 
 def hash_files(root: Path, files: Iterable[Path]) -> str:
@@ -60,18 +62,19 @@ def hash_files(root: Path, files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
+def listed(entry: dict) -> Iterator[str]:
+    """The pages below an entry of _toc.yml, in their order."""
+    for child in (entry.get(key, ()) for key in ("parts", "chapters", "sections")):
+        for below in child:
+            if "file" in below:
+                yield below["file"]
+            yield from listed(below)
+
+
 def pages(root: Path = ROOT) -> list[str]:
     """The pages that _toc.yml lists, in the order in which readers turn them."""
-
-    def below(entry: dict) -> Iterator[str]:
-        for child in (entry.get(key, ()) for key in ("parts", "chapters", "sections")):
-            for listed in child:
-                if "file" in listed:
-                    yield listed["file"]
-                yield from below(listed)
-
     toc = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf-8"))
-    return [toc["root"], *below(toc)]
+    return [toc["root"], *listed(toc)]
 
 
 @functools.cache
