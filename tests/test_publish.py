@@ -190,6 +190,13 @@ def jupytext(*arguments):
 # -- the preview -----------------------------------------------------------------------
 
 
+def test_a_port_that_is_taken_is_told_at_once(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert watch.main(["--port", str(port)]) == 1
+    assert f"make watch PORT={port + 1}" in capsys.readouterr().out
+
+
 def test_outputs_made_with_another_library_are_not_kept(tmp_path, monkeypatch):
     stamp = tmp_path / "_build" / "execution.key"
     stamp.parent.mkdir()
@@ -245,8 +252,7 @@ def test_a_page_follows_its_source_and_runs_only_if_its_cells_changed(tmp_path):
     (tmp_path / "_config.yml").write_text(CONFIG)
     (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: book/chapter\n")
     save(tmp_path, "Once", "tick")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     preview = subprocess.Popen(
         [sys.executable, "-c", PREVIEW, str(tmp_path), str(port)],

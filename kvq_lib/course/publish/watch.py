@@ -11,6 +11,7 @@ import argparse
 import logging
 import multiprocessing
 import os
+import socket
 import sys
 import time
 import warnings
@@ -83,6 +84,8 @@ def watch(root: Path, port: int) -> None:
     Raises:
         OSError: the port cannot be used.
     """
+    with socket.create_server(("127.0.0.1", port)):
+        pass  # a port that is taken is told before pages are read
     os.environ.update(site._environment(root))
     html = root / "_build" / "watch" / "html"
     if site.drop_stale_executions(root):
@@ -120,6 +123,9 @@ def main(arguments: list[str] | None = None) -> int:
             f"try `make watch PORT={options.port + 1}`."
         )
         return 1
+    except KeyboardInterrupt:
+        pass  # while pages were read
+    print("\nStopped.")
     return 0
 
 
