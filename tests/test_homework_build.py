@@ -397,68 +397,6 @@ def test_names_choose_what_is_built(root, kvq):
     assert "which is it?" in kvq("build", "--root", root)[2]
 
 
-# -- private probes ------------------------------------------------------------------
-
-PRIVATE = """\
-```{code-cell} ipython3
----
-kvq: {role: hidden, question: q2, name: "secret", points: 3}
----
-[pages(n) for n in (77, 177, 277)]
-```
-"""
-
-
-def test_private_probes_make_a_key_elsewhere(root, kvq, tmp_path, bytes_of):
-    hidden, to = tmp_path / "hidden", tmp_path / "to" / "keys"
-    hidden.mkdir()
-    (hidden / "hw99.md").write_text(PRIVATE)
-    call = ("build", "--hidden", hidden, "--keys", to, "--root", root)
-    assert kvq(*call)[0] == 0
-    key = json.loads((to / "hw99.json").read_text())
-    assert [p["name"] for q in key["questions"] for p in q["probes"]] == [
-        "a real model",
-        "a small model",
-        "secret",
-    ]
-    assert key["questions"][1]["probes"][0]["expected"] == [5, 12, 18]
-    assert {path: (root / path).read_bytes() for path in bytes_of} == bytes_of
-    assert kvq(*call, "--check")[0] == 0
-    (hidden / "hw99.md").write_text(PRIVATE.replace("277", "288"))
-    assert kvq(*call, "--check")[0] == 1
-
-
-def test_a_problem_of_a_private_probe_names_its_file(root, kvq, tmp_path):
-    (tmp_path / "hw99.md").write_text(PRIVATE.replace("[pages(n) for", "[3 for"))
-    status, _, err = kvq(
-        "build", "--hidden", tmp_path, "--keys", tmp_path, "--root", root
-    )
-    assert status == 1 and err.startswith(f"{tmp_path / 'hw99.md'}:5: ")
-
-
-@pytest.mark.parametrize("command", ["build", "verify"])
-def test_a_folder_without_private_probes_is_refused(root, kvq, tmp_path, command):
-    other = TEXT.replace("homework: hw99", "homework: hw98")
-    (root / build.SOURCES / "hw98_other.md").write_text(other, encoding="utf-8")
-    options = ["--root", root]
-    if command == "build":
-        options += ["--keys", tmp_path / "keys"]
-
-    def said(hidden: str, *names: str) -> str:
-        call = (command, *names, "--hidden", tmp_path / hidden, *options)
-        status, out, err = kvq(*call)
-        assert (status, out) == (2, "") and err.count("\n") == 1
-        return err
-
-    assert "nothing is no folder" in said("nothing")
-    (tmp_path / "some").mkdir()
-    assert "some has no hw98.md and no hw99.md" in said("some")
-    (tmp_path / "some" / "hw99.md").write_text(PRIVATE)
-    assert "some has no hw98.md" in said("some", "hw98", "hw99")
-    sources = build.sources(root)
-    assert build.with_private(sources, tmp_path / "some") == sources[1:]
-
-
 # -- a new homework, and what it loads -----------------------------------------------
 
 
