@@ -299,8 +299,6 @@ function kvqMock(root, bank) {
     }
   }
 
-  // -- everything
-
   function show(move) {
     const { session } = state;
     const name = !session ? "setup" : session.finished ? "results" : "session";
