@@ -24,7 +24,7 @@ STAMP   := $(VENV)/.installed-$(shell cat $(LOCK) | cksum | tr ' ' '-')
 ENGINE_LOCK  := requirements-engine.txt
 ENGINE_STAMP := $(ENGINE)/.installed-$(shell cksum < $(ENGINE_LOCK) | tr ' ' '-')
 
-.PHONY: help book serve set-repo test measure bench engine homework kernels gpu lint \
+.PHONY: help book pdf serve set-repo test measure bench engine homework kernels gpu lint \
   format clean
 
 help: ## print this list
@@ -32,6 +32,9 @@ help: ## print this list
 
 book: $(STAMP) ## execute the chapters and build the site (EDITION=course: no solutions)
 	@$(PY) -m kvq_lib.course.site build --edition $(EDITION)
+
+pdf: book ## print the site as one document, _build/kvq-book.pdf (EDITION as above)
+	@$(PY) -m kvq_lib.course.pdf
 
 serve: book ## serve the site on this machine (PORT=8000)
 	@$(PY) -m kvq_lib.course.site serve --port $(PORT)

@@ -22,8 +22,8 @@ from kvq_lib.bench import provenance
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TARGETS = """
-    book serve set-repo test measure bench engine homework kernels gpu lint format clean
-    help
+    book pdf serve set-repo test measure bench engine homework kernels gpu lint format
+    clean help
 """.split()
 
 # What Colab has, as of its runtime of 2026: installing the package there must leave

@@ -365,14 +365,17 @@ def test_what_outputs_depend_on_changes_the_execution_key(tiny, path):
     assert site.execution_key(tiny) != before
 
 
-def test_the_grader_changes_no_chapter(tiny):
+@pytest.mark.parametrize(
+    "path", ["homework/grade.py", "browser.py", "pdf.py", "pdf.css", "pdf_document.py"]
+)
+def test_grader_and_printer_change_no_chapter(tiny, path):
     before = site.execution_key(tiny)
-    path = tiny / "kvq_lib" / "course" / "homework" / "grade.py"
-    path.parent.mkdir(parents=True)
-    path.write_text("changed")
+    (tiny / "kvq_lib/course" / path).parent.mkdir(parents=True)
+    (tiny / "kvq_lib/course" / path).write_text("changed")
     assert site.execution_key(tiny) == before
+    module = "course." + path.split(".")[0].split("/")[0]
     chapters = (site.ROOT / "book").glob("*.ipynb")
-    assert not any("course.homework" in p.read_text(encoding="utf-8") for p in chapters)
+    assert not any(module in p.read_text(encoding="utf-8") for p in chapters)
 
 
 def test_prose_and_configuration_make_only_the_site_stale(tiny):

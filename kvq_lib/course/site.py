@@ -42,9 +42,9 @@ LOG_TAIL = 40  # lines of a notebook's traceback to print
 # Parts of _toc.yml that an edition leaves out.
 EDITIONS = {"full": (), "course": ("Solutions",)}
 
-# Files of the library that decide what a chapter shows, and a folder that does not.
+# Files of the library that decide what a chapter shows, and paths that do not.
 LIBRARY = (".py", ".js", ".css", ".html")
-APART = "kvq_lib/course/homework/"
+APART = ("kvq_lib/course/homework/", "kvq_lib/course/browser.py", "kvq_lib/course/pdf")
 
 # Attributes through which a page loads a file; a link that a reader follows is none.
 LOADING_ATTRIBUTES = {
@@ -78,18 +78,19 @@ def hash_files(root: Path, files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
+def listed(entry: dict) -> Iterator[str]:
+    """The pages below an entry of _toc.yml, in their order."""
+    for child in (entry.get(key, ()) for key in ("parts", "chapters", "sections")):
+        for below in child:
+            if "file" in below:
+                yield below["file"]
+            yield from listed(below)
+
+
 def pages(root: Path = ROOT) -> list[str]:
     """The pages that _toc.yml lists, in the order in which readers turn them."""
-
-    def below(entry: dict) -> Iterator[str]:
-        for child in (entry.get(key, ()) for key in ("parts", "chapters", "sections")):
-            for listed in child:
-                if "file" in listed:
-                    yield listed["file"]
-                yield from below(listed)
-
     toc = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf-8"))
-    return [toc["root"], *below(toc)]
+    return [toc["root"], *listed(toc)]
 
 
 @functools.cache
