@@ -30,7 +30,7 @@ COLAB_STAMP  := $(COLAB)/.installed-$(shell cksum < $(COLAB_LOCK) | tr ' ' '-')
 # Colab has Python 3.13: it, or the nearest to it that is here.
 COLAB_PYTHON ?= python3.13 python3.12 python3.11
 
-.PHONY: help book serve watch new-chapter set-repo links test packages measure bench \
+.PHONY: help book pdf serve watch new-chapter set-repo links test packages measure bench \
   engine homework kernels gpu colab-check wheel release publish lint format clean
 
 help: ## print this list
@@ -38,6 +38,9 @@ help: ## print this list
 
 book: $(STAMP) ## execute the chapters and build the site (EDITION=course: no solutions)
 	@$(PY) -m kvq_lib.course.site build --edition $(EDITION)
+
+pdf: book ## print the site as one document, _build/kvq-book.pdf (EDITION as above)
+	@$(PY) -m kvq_lib.course.pdf
 
 serve: book ## serve the site on this machine (PORT=8000)
 	@$(PY) -m kvq_lib.course.site serve --port $(PORT)

@@ -1,7 +1,6 @@
 """Settings for all tests."""
 
 import os
-import shutil
 
 import pytest
 from hypothesis import settings
@@ -23,18 +22,6 @@ if not torch.cuda.is_available():
 # A busy machine is slow, not wrong.
 settings.register_profile("book", deadline=None, print_blob=True)
 settings.load_profile("book")
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-dev-shm-usage",
-    "--disable-sync",
-    "--no-first-run",
-]
 
 
 @pytest.fixture(scope="session")
@@ -60,15 +47,7 @@ def open_page(browser, address):
 @pytest.fixture(scope="session")
 def browser():
     """Headless Chromium, one for all tests of a process."""
-    from playwright.sync_api import sync_playwright
+    from kvq_lib.course.browser import chromium
 
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.fail(
-            f"no browser ({', '.join(BROWSERS)}): on Debian and Ubuntu run "
-            "`apt-get install chromium fonts-dejavu-core`"
-        )
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=FLAGS)
+    with chromium() as running:
         yield running
-        running.close()

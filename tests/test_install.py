@@ -24,7 +24,7 @@ from kvq_lib.bench import provenance
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TARGETS = """
-    book serve watch new-chapter set-repo links test packages measure bench engine
+    book pdf serve watch new-chapter set-repo links test packages measure bench engine
     homework kernels gpu colab-check wheel release publish lint format clean help
 """.split()
 
