@@ -64,6 +64,12 @@ def test_of_an_exercise_only_what_a_stub_does_may_fail(tmp_path):
     ]
 
 
+def test_no_kernel_stays(tmp_path):
+    assert run(tmp_path, "import os\nopen('pid', 'w').write(str(os.getpid()))") == []
+    pid = (tmp_path / "content" / "pid").read_text()
+    assert not Path("/proc", pid).exists()
+
+
 def test_a_kernel_that_ends_is_told(tmp_path):
     (found,) = run(tmp_path, "import os; os._exit(3)")
     assert "died" in found.lower()
@@ -136,7 +142,8 @@ def test_every_notebook_fetches_from_the_stand_in(monkeypatch, capsys):
     named = ["book/02_memory_bottleneck", "exercises/hw02_memory"]
     assert colab_check.check(ROOT, "true", named) == 0
     printed = capsys.readouterr().out
-    assert printed.count(" ok\n") == 3 and "exercises/hw02_memory.ipynb" in printed
+    assert printed.count(" ok\n") == 4 and "exercises/hw02_memory.ipynb" in printed
+    assert printed.endswith("All of it runs as on Colab.\n")
     (first, _), (chapter, _), (exercise, stubs) = fake.ran
     assert "git+{url}@v" in first[0] and 'url = "file:///' in chapter[0]
     assert exercise == [] and stubs
@@ -146,11 +153,14 @@ def test_a_failure_is_printed_and_fails_the_check(monkeypatch, capsys):
     Fake(monkeypatch, failures={1: ["cell 4 (x): KeyError: 'y'"]})
     assert colab_check.check(ROOT, "true", ["book/02_memory_bottleneck"]) == 1
     assert capsys.readouterr().out.endswith(
-        "failed\n\nbook/02_memory_bottleneck.ipynb\n    cell 4 (x): KeyError: 'y'\n"
+        "  failed\n    cell 4 (x): KeyError: 'y'\n"
+        "failed: book/02_memory_bottleneck.ipynb\n"
     )
 
 
 def test_an_install_that_touches_what_colab_has_fails_the_check(monkeypatch, capsys):
     Fake(monkeypatch, lost={"numpy==1"})
     assert colab_check.check(ROOT, "true", ["exercises/hw02_memory"]) == 1
-    assert capsys.readouterr().out.endswith("changed what Colab has\n    numpy==1\n")
+    printed = capsys.readouterr().out
+    assert "failed\n    numpy==1\n" in printed
+    assert printed.endswith("failed: Colab's own packages are as they were\n")

@@ -11,7 +11,7 @@ folder far from any copy of the book; then every notebook runs in that folder:
     exercises              a check may fail, but for want of a package; any other
                            cell must run or meet a stub's NotImplementedError
 
-Prints a line for each notebook, then what failed; exits with 1 if something did.
+Prints a line for each notebook, and what failed; exits with 1 if something did.
 """
 
 import argparse
@@ -90,11 +90,12 @@ def run(notebook: NotebookNode, python: str, folder: Path, stubs: bool) -> list[
     environment = {k: v for k, v in os.environ.items() if k not in NOT_THERE}
     environment |= {
         "IPYTHONDIR": str(folder.parent / "ipython"),
+        "OMP_WAIT_POLICY": "PASSIVE",  # as in `site`: on a busy machine, too
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # no words about a debugger
         "XDG_CACHE_HOME": str(folder.parent / "cache"),  # weights are unpacked anew
     }
     try:
-        client.execute(env=environment)
+        client.execute(cleanup_kc=True, env=environment)  # and end the kernel
     except CellExecutionError:
         pass  # its output says so
     except (CellTimeoutError, DeadKernelError) as error:
@@ -125,15 +126,18 @@ def installed(python: str) -> set[str]:
 
 
 def check(root: Path, python: str, named: list[str]) -> int:
-    """Run the notebooks; print a line for each, then what failed; the exit status."""
-    failures: dict[str, list[str]] = {}
+    """Run the notebooks and print a line for each, and what failed; the exit status."""
+    failed = []
 
-    def row(name: str, notebook: NotebookNode, stubs: bool = False) -> None:
+    def row(name: str, found: list[str], seconds: float) -> None:
+        print(ROW.format(name, f"{seconds:.1f}", "failed" if found else "ok"))
+        print("".join(f"    {line}\n" for line in found), end="", flush=True)
+        failed.extend([name] if found else [])
+
+    def run_one(name: str, notebook: NotebookNode, stubs: bool = False) -> None:
         start = time.monotonic()
-        if found := run(notebook, python, content, stubs):
-            failures[name] = found
-        seconds = f"{time.monotonic() - start:.1f}"
-        print(ROW.format(name, seconds, "failed" if found else "ok"), flush=True)
+        found = run(notebook, python, content, stubs)
+        row(name, found, time.monotonic() - start)
 
     gone = [python, "-m", "pip", "uninstall", "-q", "-y", "kvq-lib"]
     subprocess.run([*gone, *bootstrap.PACKAGES], check=True, stderr=subprocess.DEVNULL)
@@ -146,18 +150,20 @@ def check(root: Path, python: str, named: list[str]) -> int:
         url = stand_in(root, repository)
         first = v4.new_notebook(cells=[v4.new_markdown_cell("# The first cell alone")])
         bootstrap.put(first, bootstrap.source(first, root, url))
-        row("the first cell, where kvq_lib is missing", first)
-        if changed := sorted(before - installed(python)):
-            failures["the first cell changed what Colab has"] = changed
+        run_one("the first cell, where kvq_lib is missing", first)
+        row(
+            "Colab's own packages are as they were",
+            sorted(before - installed(python)),
+            0,
+        )
         for path in notebooks(root, named):
             notebook = nbformat.read(path, as_version=4)
             if bootstrap.needed(notebook):
                 bootstrap.put(notebook, bootstrap.source(notebook, root, url))
             stubs = path.parent.name == "exercises"
-            row(path.relative_to(root).as_posix(), notebook, stubs)
-    for name, found in failures.items():
-        print("\n    ".join([f"\n{name}", *found]))
-    return int(bool(failures))
+            run_one(path.relative_to(root).as_posix(), notebook, stubs)
+    print(f"failed: {', '.join(failed)}" if failed else "All of it runs as on Colab.")
+    return int(bool(failed))
 
 
 def main(arguments: list[str] | None = None) -> int:
