@@ -18,18 +18,25 @@ SETTING = (
 )
 
 
+def waiting(script):
+    """The same script, but waiting; Sphinx shares the given one among all pages."""
+    if script.filename:
+        more = {"defer": "defer"}
+    elif script.attributes.get("body", "").startswith(SETTING):
+        more = {"type": "module"}  # waits, and keeps its place
+    else:
+        return script
+    attributes = {**script.attributes, **more}
+    return type(script)(script.filename, priority=script.priority, **attributes)
+
+
 def defer(app: Sphinx, page: str, template: str, context: dict, doctree) -> None:
     """Let a page's scripts run once its text is there, in the same order.
 
     On the page of search results the text is what the scripts find.
     """
-    if page == "search":
-        return
-    for script in context.get("script_files", ()):
-        if script.filename:
-            script.attributes["defer"] = "defer"
-        elif script.attributes.get("body", "").startswith(SETTING):
-            script.attributes["type"] = "module"  # waits, and keeps its place
+    if page != "search":
+        context["script_files"] = [*map(waiting, context.get("script_files", ()))]
 
 
 def drop_icons(app: Sphinx, exception: Exception | None) -> None:

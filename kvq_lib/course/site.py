@@ -47,7 +47,8 @@ EDITIONS = {"full": (), "course": ("Solutions",)}
 # Files of the library that decide what a chapter shows, and paths that do not.
 LIBRARY = (".py", ".js", ".css", ".html")
 APART = tuple(
-    f"kvq_lib/course/{path}" for path in ("homework/", "publish/", "browser.py", "pdf")
+    f"kvq_lib/course/{path}"
+    for path in ("homework/", "publish/", "browser.py", "light.py", "pdf", "scan.py")
 )
 
 
