@@ -41,7 +41,8 @@ from .tiles import dot, locate, query_parts
 # Places in the tuple SIDE. BOUND is a power of two that no code reaches, and UNIT
 # the one that `small_numbers` divides by. The channels are read in PARTS slices of
 # WIDTH, a tile each, of WIDTH_PAD; a byte holds one channel of PER_BYTE of them. START
-# is the first channel, FIRST the first of the query's slices.
+# is the first channel, FIRST the first of the query's slices. FORMAT is a text, which
+# Triton 3.6 passes on only as a constant with a name.
 FORMAT = tl.constexpr(0)
 GRANULARITY = tl.constexpr(1)
 OFFSET = tl.constexpr(2)
@@ -148,6 +149,7 @@ def run_scores(
     """The scores that one run of channels adds; see `cold_scores`."""
     table, head, start, count = at
     codes, scale, zero, _ = pools
+    KIND: tl.constexpr = SIDE[FORMAT]
     CODES: tl.constexpr = SIDE[PER_BYTE]
     SLICES: tl.constexpr = SIDE[PARTS] // CODES  # of a row of bytes
     NARROW: tl.constexpr = SIDE[WIDTH]
@@ -169,7 +171,7 @@ def run_scores(
                 else:
                     s += in_several_pages(args, channel, d < NARROW, i, SIDE, PAGE)
             else:
-                number = small_numbers(raw, i, SIDE[FORMAT], SIDE[OFFSET], DTYPE)
+                number = small_numbers(raw, i, KIND, SIDE[OFFSET], DTYPE)
                 if SIDE[GRANULARITY] == "block":
                     lines = scale[0] + head * scale[1] + page * scale[2]
                     lines += slot * SIDE[SCALE_STEP]
@@ -198,16 +200,17 @@ def in_one_page(
     """One part's scores of a tile inside one page. The scale multiplies the smaller of
     the two: (q ∘ s) · codes + q · z, or q · (codes ∘ s) + q · z."""
     q, raw, scale, zero, table, head, start, _ = args
+    KIND: tl.constexpr = SIDE[FORMAT]
     DTYPE: tl.constexpr = q.dtype
     page = tl.load(table + start // PAGE).to(tl.int64)
     place = scale[0] + head * scale[1] + page * scale[2] + channel * SIDE[SCALE_STEP]
     step = tl.load(place, mask=real, other=0.0).to(DTYPE)
     if q.shape[0] <= raw.shape[1]:
-        number = numbers(raw, PART, SIDE[FORMAT], SIDE[OFFSET], 1.0, DTYPE)
+        number = numbers(raw, PART, KIND, SIDE[OFFSET], 1.0, DTYPE)
         s = dot(q * step[None, :], number)
     else:
         FACTOR: tl.constexpr = 1.0 / SIDE[BOUND]
-        number = numbers(raw, PART, SIDE[FORMAT], SIDE[OFFSET], FACTOR, DTYPE)
+        number = numbers(raw, PART, KIND, SIDE[OFFSET], FACTOR, DTYPE)
         s = dot(q, number * step[:, None]) * SIDE[BOUND]
     if SIDE[FORMAT] == "fp8":
         s *= 256.0  # which `numbers` left out
@@ -233,6 +236,7 @@ def in_several_pages(
     pages as columns.
     """
     q, raw, scale, zero, table, head, start, count = args
+    KIND: tl.constexpr = SIDE[FORMAT]
     DTYPE: tl.constexpr = q.dtype
     ROWS: tl.constexpr = q.shape[0]
     WIDE: tl.constexpr = raw.shape[0]
@@ -245,7 +249,7 @@ def in_several_pages(
     place += (channel * SIDE[SCALE_STEP])[:, None]
     step = tl.load(place, mask=mask, other=0.0).to(DTYPE)
     step = tl.broadcast_to(step[:, :, None], (WIDE, PAGES, PAGE))
-    number = numbers(raw, PART, SIDE[FORMAT], SIDE[OFFSET], 1.0 / SIDE[BOUND], DTYPE)
+    number = numbers(raw, PART, KIND, SIDE[OFFSET], 1.0 / SIDE[BOUND], DTYPE)
     s = dot(q, number * tl.reshape(step, (WIDE, TILE)))
     s *= SIDE[BOUND] * (256.0 if SIDE[FORMAT] == "fp8" else 1.0)
     if not SIDE[SYMMETRIC]:
@@ -280,6 +284,7 @@ def cold_values(
     rescales it by.
     """
     codes, scale, zero, _ = pools
+    KIND: tl.constexpr = SIDE[FORMAT]
     SLICES: tl.constexpr = SIDE[PARTS]
     NARROW: tl.constexpr = SIDE[WIDTH]
     page, slot, real = locate(table, start, count, PAGE, TILE)
@@ -304,7 +309,7 @@ def cold_values(
     keep = (alpha * (reach / farther))[:, None]
     new = ()
     for i in tl.static_range(SLICES):
-        number = small_numbers(raw, i, SIDE[FORMAT], SIDE[OFFSET], DTYPE)
+        number = small_numbers(raw, i, KIND, SIDE[OFFSET], DTYPE)
         if SIDE[GRANULARITY] == "block":
             lines = scale[0] + head * scale[1] + page * scale[2]
             lines += slot * SIDE[SCALE_STEP]

@@ -78,6 +78,10 @@ def decode_kernel(
     cold_table, hot_table: (pointer, row stride), page ids in reading order. counts:
     int32 [2, sequences], cold and hot tokens to read.
     """
+    if KEYS is not None:
+        # Triton 3.6 copies names into branches and loops, and of constants deep inside
+        # an argument it keeps none; in a tuple made here it keeps them.
+        cold_v = (cold_v[0], cold_v[1], cold_v[2], cold_v[3])
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)

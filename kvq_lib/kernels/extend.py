@@ -81,6 +81,10 @@ def extend_kernel(
     (pointer, row stride), page ids from the first page after the sinks. hot_table: the
     sinks, then from the window of the first query to the page of the last one.
     """
+    if KEYS is not None:
+        # Triton 3.6 copies names into branches and loops, and of constants deep inside
+        # an argument it keeps none; in a tuple made here it keeps them.
+        cold_v = (cold_v[0], cold_v[1], cold_v[2], cold_v[3])
     QUERIES: tl.constexpr = ROWS // GROUP
     # Which sequence is this tile's? Each has at most tokens // QUERIES + 1 tiles.
     each = tl.arange(0, SEQUENCES_PAD)
