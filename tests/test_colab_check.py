@@ -64,6 +64,12 @@ def test_of_an_exercise_only_what_a_stub_does_may_fail(tmp_path):
     ]
 
 
+def test_no_kernel_stays(tmp_path):
+    assert run(tmp_path, "import os\nopen('pid', 'w').write(str(os.getpid()))") == []
+    pid = (tmp_path / "content" / "pid").read_text()
+    assert not Path("/proc", pid).exists()
+
+
 def test_a_kernel_that_ends_is_told(tmp_path):
     (found,) = run(tmp_path, "import os; os._exit(3)")
     assert "died" in found.lower()
@@ -136,7 +142,8 @@ def test_every_notebook_fetches_from_the_stand_in(monkeypatch, capsys):
     named = ["book/02_memory_bottleneck", "exercises/hw02_memory"]
     assert colab_check.check(ROOT, "true", named) == 0
     printed = capsys.readouterr().out
-    assert printed.count(" ok\n") == 3 and "exercises/hw02_memory.ipynb" in printed
+    assert printed.count(" ok\n") == 4 and "exercises/hw02_memory.ipynb" in printed
+    assert printed.endswith("All of it runs as on Colab.\n")
     (first, _), (chapter, _), (exercise, stubs) = fake.ran
     assert "git+{url}@v" in first[0] and 'url = "file:///' in chapter[0]
     assert exercise == [] and stubs
@@ -146,11 +153,43 @@ def test_a_failure_is_printed_and_fails_the_check(monkeypatch, capsys):
     Fake(monkeypatch, failures={1: ["cell 4 (x): KeyError: 'y'"]})
     assert colab_check.check(ROOT, "true", ["book/02_memory_bottleneck"]) == 1
     assert capsys.readouterr().out.endswith(
-        "failed\n\nbook/02_memory_bottleneck.ipynb\n    cell 4 (x): KeyError: 'y'\n"
+        "  failed\n    cell 4 (x): KeyError: 'y'\n"
+        "failed: book/02_memory_bottleneck.ipynb\n"
     )
 
 
 def test_an_install_that_touches_what_colab_has_fails_the_check(monkeypatch, capsys):
     Fake(monkeypatch, lost={"numpy==1"})
     assert colab_check.check(ROOT, "true", ["exercises/hw02_memory"]) == 1
-    assert capsys.readouterr().out.endswith("changed what Colab has\n    numpy==1\n")
+    printed = capsys.readouterr().out
+    assert "failed\n    numpy==1\n" in printed
+    assert printed.endswith("failed: Colab's own packages are as they were\n")
+
+
+def test_kernels_are_compiled_where_all_notebooks_are_run(monkeypatch, capsys):
+    Fake(monkeypatch)
+    monkeypatch.setattr(colab_check, "notebooks", lambda root, named: [])
+    asked = []
+    monkeypatch.setattr(
+        colab_check, "compiled", lambda *given: asked.append(given) or ["75 x: Error"]
+    )
+    assert colab_check.check(ROOT, "true", []) == 1 and len(asked) == 1
+    assert capsys.readouterr().out.endswith("failed: the kernels for a T4\n")
+
+
+def test_a_kernel_that_does_not_compile_is_named(tmp_path, monkeypatch):
+    broken = """
+import os, types, sys
+ahead = types.ModuleType("kvq_lib.kernels.compile")
+ahead.listed = lambda: [types.SimpleNamespace(target=t) for t in (75, 80)]
+ahead.build = lambda variant: 1 // 0
+sys.modules["kvq_lib.kernels.compile"] = ahead
+import kvq_lib.kernels
+kvq_lib.kernels.compile = ahead
+"""
+    monkeypatch.setattr(colab_check, "KERNELS", broken + colab_check.KERNELS)
+    assert colab_check.compiled(sys.executable, tmp_path) == [
+        "namespace(target=75): ZeroDivisionError: integer division or modulo by zero"
+    ]
+    monkeypatch.setattr(colab_check, "KERNELS", "raise SystemExit('no triton')")
+    assert colab_check.compiled(sys.executable, tmp_path) == ["no triton"]

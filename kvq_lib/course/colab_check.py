@@ -11,7 +11,9 @@ folder far from any copy of the book; then every notebook runs in that folder:
     exercises              a check may fail, but for want of a package; any other
                            cell must run or meet a stub's NotImplementedError
 
-Prints a line for each notebook, then what failed; exits with 1 if something did.
+Without names it also compiles the kernels for the GPU that Colab lends, a T4, with
+Colab's Triton.  Prints a line for each notebook, and what failed; exits with 1 if
+something did.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
@@ -90,11 +93,12 @@ def run(notebook: NotebookNode, python: str, folder: Path, stubs: bool) -> list[
     environment = {k: v for k, v in os.environ.items() if k not in NOT_THERE}
     environment |= {
         "IPYTHONDIR": str(folder.parent / "ipython"),
+        "OMP_WAIT_POLICY": "PASSIVE",  # as in `site`: on a busy machine, too
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # no words about a debugger
         "XDG_CACHE_HOME": str(folder.parent / "cache"),  # weights are unpacked anew
     }
     try:
-        client.execute(env=environment)
+        client.execute(cleanup_kc=True, env=environment)  # and end the kernel
     except CellExecutionError:
         pass  # its output says so
     except (CellTimeoutError, DeadKernelError) as error:
@@ -118,6 +122,31 @@ def _failed(cell: NotebookNode, output: NotebookNode, stubs: bool) -> str:
     return ANSI.sub("", f"{output.ename}: {output.evalue}").strip().splitlines()[0]
 
 
+#: Compiles every listed variant for a T4; prints what failed, a line each.
+KERNELS = """
+from kvq_lib.kernels import compile as ahead
+
+for variant in (v for v in ahead.listed() if v.target == 75):
+    try:
+        ahead.build(variant)
+    except Exception as error:
+        print(f"{variant}: {type(error).__name__}: {str(error).splitlines()[0]}")
+"""
+
+
+def compiled(python: str, folder: Path) -> list[str]:
+    """Compile the kernels for a T4; what failed."""
+    environment = {k: v for k, v in os.environ.items() if k not in NOT_THERE}
+    ran = subprocess.run(
+        [python, "-W", "ignore", "-c", KERNELS],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    return (ran.stdout + ran.stderr * bool(ran.returncode)).splitlines()
+
+
 def installed(python: str) -> set[str]:
     """What pip says is installed: "numpy==2.1.3"."""
     command = [python, "-m", "pip", "list", "--format=freeze"]
@@ -125,39 +154,44 @@ def installed(python: str) -> set[str]:
 
 
 def check(root: Path, python: str, named: list[str]) -> int:
-    """Run the notebooks; print a line for each, then what failed; the exit status."""
-    failures: dict[str, list[str]] = {}
+    """Run the notebooks and print a line for each, and what failed; the exit status."""
+    failed = []
 
-    def row(name: str, notebook: NotebookNode, stubs: bool = False) -> None:
+    def row(name: str, found: list[str], seconds: float) -> None:
+        print(ROW.format(name, f"{seconds:.1f}", "failed" if found else "ok"))
+        print("".join(f"    {line}\n" for line in found), end="", flush=True)
+        failed.extend([name] if found else [])
+
+    def timed(name: str, work: Callable[..., list[str]], *arguments) -> None:
         start = time.monotonic()
-        if found := run(notebook, python, content, stubs):
-            failures[name] = found
-        seconds = f"{time.monotonic() - start:.1f}"
-        print(ROW.format(name, seconds, "failed" if found else "ok"), flush=True)
+        row(name, work(*arguments), time.monotonic() - start)
 
     gone = [python, "-m", "pip", "uninstall", "-q", "-y", "kvq-lib"]
     subprocess.run([*gone, *bootstrap.PACKAGES], check=True, stderr=subprocess.DEVNULL)
     before = installed(python)
     print(ROW.format("notebook", "seconds", "verdict"))
-    with tempfile.TemporaryDirectory(prefix="kvq-colab-") as work:
-        content, repository = Path(work, "content"), Path(work, "repository")
+    with tempfile.TemporaryDirectory(prefix="kvq-colab-") as folder:
+        content, repository = Path(folder, "content"), Path(folder, "repository")
         content.mkdir()
         repository.mkdir()
         url = stand_in(root, repository)
         first = v4.new_notebook(cells=[v4.new_markdown_cell("# The first cell alone")])
         bootstrap.put(first, bootstrap.source(first, root, url))
-        row("the first cell, where kvq_lib is missing", first)
-        if changed := sorted(before - installed(python)):
-            failures["the first cell changed what Colab has"] = changed
+        place = python, content
+        timed("the first cell, where kvq_lib is missing", run, first, *place, False)
+        lost = sorted(before - installed(python))
+        row("Colab's own packages are as they were", lost, 0)
         for path in notebooks(root, named):
             notebook = nbformat.read(path, as_version=4)
             if bootstrap.needed(notebook):
                 bootstrap.put(notebook, bootstrap.source(notebook, root, url))
             stubs = path.parent.name == "exercises"
-            row(path.relative_to(root).as_posix(), notebook, stubs)
-    for name, found in failures.items():
-        print("\n    ".join([f"\n{name}", *found]))
-    return int(bool(failures))
+            name = path.relative_to(root).as_posix()
+            timed(name, run, notebook, *place, stubs)
+        if not named:
+            timed("the kernels for a T4", compiled, *place)
+    print(f"failed: {', '.join(failed)}" if failed else "All of it runs as on Colab.")
+    return int(bool(failed))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -189,7 +189,8 @@ def execute(notebook: NotebookNode, homework: Homework) -> None:
             resources={"metadata": {"path": folder}},
         )
         try:
-            client.execute(env=_environment(Path(folder)))
+            # nbclient would leave a kernel alone whose manager it was given.
+            client.execute(cleanup_kc=True, env=_environment(Path(folder)))
         except (CellTimeoutError, DeadKernelError) as error:
             ran = [c for c in notebook.cells if c.get("execution_count")]
             line = lines[ran[-1].id] if ran else 1
