@@ -164,3 +164,32 @@ def test_an_install_that_touches_what_colab_has_fails_the_check(monkeypatch, cap
     printed = capsys.readouterr().out
     assert "failed\n    numpy==1\n" in printed
     assert printed.endswith("failed: Colab's own packages are as they were\n")
+
+
+def test_kernels_are_compiled_where_all_notebooks_are_run(monkeypatch, capsys):
+    Fake(monkeypatch)
+    monkeypatch.setattr(colab_check, "notebooks", lambda root, named: [])
+    asked = []
+    monkeypatch.setattr(
+        colab_check, "compiled", lambda *given: asked.append(given) or ["75 x: Error"]
+    )
+    assert colab_check.check(ROOT, "true", []) == 1 and len(asked) == 1
+    assert capsys.readouterr().out.endswith("failed: the kernels for a T4\n")
+
+
+def test_a_kernel_that_does_not_compile_is_named(tmp_path, monkeypatch):
+    broken = """
+import os, types, sys
+ahead = types.ModuleType("kvq_lib.kernels.compile")
+ahead.listed = lambda: [types.SimpleNamespace(target=t) for t in (75, 80)]
+ahead.build = lambda variant: 1 // 0
+sys.modules["kvq_lib.kernels.compile"] = ahead
+import kvq_lib.kernels
+kvq_lib.kernels.compile = ahead
+"""
+    monkeypatch.setattr(colab_check, "KERNELS", broken + colab_check.KERNELS)
+    assert colab_check.compiled(sys.executable, tmp_path) == [
+        "namespace(target=75): ZeroDivisionError: integer division or modulo by zero"
+    ]
+    monkeypatch.setattr(colab_check, "KERNELS", "raise SystemExit('no triton')")
+    assert colab_check.compiled(sys.executable, tmp_path) == ["no triton"]

@@ -11,7 +11,9 @@ folder far from any copy of the book; then every notebook runs in that folder:
     exercises              a check may fail, but for want of a package; any other
                            cell must run or meet a stub's NotImplementedError
 
-Prints a line for each notebook, and what failed; exits with 1 if something did.
+Without names it also compiles the kernels for the GPU that Colab lends, a T4, with
+Colab's Triton.  Prints a line for each notebook, and what failed; exits with 1 if
+something did.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
@@ -119,6 +122,31 @@ def _failed(cell: NotebookNode, output: NotebookNode, stubs: bool) -> str:
     return ANSI.sub("", f"{output.ename}: {output.evalue}").strip().splitlines()[0]
 
 
+#: Compiles every listed variant for a T4; prints what failed, a line each.
+KERNELS = """
+from kvq_lib.kernels import compile as ahead
+
+for variant in (v for v in ahead.listed() if v.target == 75):
+    try:
+        ahead.build(variant)
+    except Exception as error:
+        print(f"{variant}: {type(error).__name__}: {str(error).splitlines()[0]}")
+"""
+
+
+def compiled(python: str, folder: Path) -> list[str]:
+    """Compile the kernels for a T4; what failed."""
+    environment = {k: v for k, v in os.environ.items() if k not in NOT_THERE}
+    ran = subprocess.run(
+        [python, "-W", "ignore", "-c", KERNELS],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    return (ran.stdout + ran.stderr * bool(ran.returncode)).splitlines()
+
+
 def installed(python: str) -> set[str]:
     """What pip says is installed: "numpy==2.1.3"."""
     command = [python, "-m", "pip", "list", "--format=freeze"]
@@ -134,34 +162,34 @@ def check(root: Path, python: str, named: list[str]) -> int:
         print("".join(f"    {line}\n" for line in found), end="", flush=True)
         failed.extend([name] if found else [])
 
-    def run_one(name: str, notebook: NotebookNode, stubs: bool = False) -> None:
+    def timed(name: str, work: Callable[..., list[str]], *arguments) -> None:
         start = time.monotonic()
-        found = run(notebook, python, content, stubs)
-        row(name, found, time.monotonic() - start)
+        row(name, work(*arguments), time.monotonic() - start)
 
     gone = [python, "-m", "pip", "uninstall", "-q", "-y", "kvq-lib"]
     subprocess.run([*gone, *bootstrap.PACKAGES], check=True, stderr=subprocess.DEVNULL)
     before = installed(python)
     print(ROW.format("notebook", "seconds", "verdict"))
-    with tempfile.TemporaryDirectory(prefix="kvq-colab-") as work:
-        content, repository = Path(work, "content"), Path(work, "repository")
+    with tempfile.TemporaryDirectory(prefix="kvq-colab-") as folder:
+        content, repository = Path(folder, "content"), Path(folder, "repository")
         content.mkdir()
         repository.mkdir()
         url = stand_in(root, repository)
         first = v4.new_notebook(cells=[v4.new_markdown_cell("# The first cell alone")])
         bootstrap.put(first, bootstrap.source(first, root, url))
-        run_one("the first cell, where kvq_lib is missing", first)
-        row(
-            "Colab's own packages are as they were",
-            sorted(before - installed(python)),
-            0,
-        )
+        place = python, content
+        timed("the first cell, where kvq_lib is missing", run, first, *place, False)
+        lost = sorted(before - installed(python))
+        row("Colab's own packages are as they were", lost, 0)
         for path in notebooks(root, named):
             notebook = nbformat.read(path, as_version=4)
             if bootstrap.needed(notebook):
                 bootstrap.put(notebook, bootstrap.source(notebook, root, url))
             stubs = path.parent.name == "exercises"
-            run_one(path.relative_to(root).as_posix(), notebook, stubs)
+            name = path.relative_to(root).as_posix()
+            timed(name, run, notebook, *place, stubs)
+        if not named:
+            timed("the kernels for a T4", compiled, *place)
     print(f"failed: {', '.join(failed)}" if failed else "All of it runs as on Colab.")
     return int(bool(failed))
 
