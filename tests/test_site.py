@@ -252,6 +252,7 @@ def test_what_outputs_depend_on_changes_the_execution_key(tiny, path):
         "homework/grade.py",
         "publish/watch.py",
         "browser.py",
+        "colab_check.py",
         "light.py",
         "scan.py",
         "pdf.py",

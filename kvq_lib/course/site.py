@@ -48,7 +48,10 @@ EDITIONS = {"full": (), "course": ("Solutions",)}
 LIBRARY = (".py", ".js", ".css", ".html")
 APART = tuple(
     f"kvq_lib/course/{path}"
-    for path in ("homework/", "publish/", "browser.py", "light.py", "pdf", "scan.py")
+    for path in (
+        *("homework/", "publish/", "browser.py", "colab_check.py", "light.py"),
+        *("pdf", "scan.py"),
+    )
 )
 
 
