@@ -17,6 +17,34 @@ PAGES = [
 ]
 
 
+# What reaches past the right edge, except inside a box that a reader can scroll.
+# A box that only hides what is too wide loses it.
+TOO_WIDE = """() => {
+  const root = document.documentElement;
+  const scrolls = (element) => {
+    for (let e = element; e && e !== document.body; e = e.parentElement)
+      if (["auto", "scroll"].includes(getComputedStyle(e).overflowX)) return true;
+    return false;
+  };
+  return [...document.querySelectorAll("main *")]
+    .filter((e) => !e.closest("mjx-assistive-mml, .sr-only, .visually-hidden"))
+    .filter((e) => e.getBoundingClientRect().right > root.clientWidth + 1)
+    .filter((e) => !scrolls(e))
+    .map((e) => `${e.tagName}.${e.className}: ${e.textContent.trim().slice(0, 60)}`)
+    .concat(root.scrollWidth > root.clientWidth ? [`page: ${root.scrollWidth}`] : []);
+}"""
+
+RAW_MATH = """() => [...document.querySelectorAll(".math")]
+  .filter((e) => !e.querySelector("mjx-container"))
+  .map((e) => e.textContent)"""
+
+# MathJax sets what it cannot read, and macros that it does not know, in red.
+WRONG_MATH = """() => [...document.querySelectorAll(
+    "mjx-merror, [data-mjx-error], mjx-mtext[style*='color: red']")]
+  .map((e) => e.closest("mjx-container").querySelector("mjx-assistive-mml").textContent
+    + " " + (e.getAttribute("data-mjx-error") || ""))"""
+
+
 def source_of(page):
     path = HTML / page
     assert path.exists(), f"{page} is not built: run `make book`"

@@ -5,8 +5,8 @@ import json
 
 import pytest
 from questions import sample, show  # noqa: F401
+from sitepages import TOO_WIDE, WRONG_MATH
 from test_explorer import DANGLING, PALE, UNNAMED
-from test_site import TOO_WIDE, WRONG_MATH, address, open_page  # noqa: F401
 
 from kvq_lib.course.questions import mock
 
@@ -467,7 +467,7 @@ def test_results_can_be_printed(show):  # noqa: F811
 
 
 @pytest.mark.browser
-def test_every_formula_of_the_bank_is_one_that_mathjax_knows(open_page):  # noqa: F811
+def test_every_formula_of_the_bank_is_one_that_mathjax_knows(open_page):
     opened = open_page("book/mock_interview.html")
     opened.wait_for_function("window.MathJax?.startup?.promise")
     opened.evaluate(

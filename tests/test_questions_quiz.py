@@ -6,8 +6,8 @@ import sys
 
 import pytest
 from questions import sample, show  # noqa: F401
+from sitepages import HTML, TOO_WIDE
 from test_explorer import PALE
-from test_site import HTML, TOO_WIDE, address, open_page  # noqa: F401
 
 from kvq_lib.course import site
 from kvq_lib.course.questions import balance, bank, marking, numbers, quiz
@@ -264,7 +264,7 @@ def test_each_chapter_of_the_site_has_its_quiz_under_its_questions(page):
 
 @pytest.mark.browser
 @pytest.mark.parametrize("page", balance.chapters())
-def test_a_quiz_on_the_site_sets_its_formulas_and_its_answers(open_page, page):  # noqa: F811
+def test_a_quiz_on_the_site_sets_its_formulas_and_its_answers(open_page, page):
     opened = open_page(f"{page}.html", 375)
     box = opened.locator(".kvqz")
     assert 5 <= box.locator(".Quiz").count() <= 8

@@ -39,6 +39,14 @@ def defer(app: Sphinx, page: str, template: str, context: dict, doctree) -> None
         context["script_files"] = [*map(waiting, context.get("script_files", ()))]
 
 
+def plain_works(app: Sphinx, page: str, template: str, context: dict, doctree) -> None:
+    """Works cited are paragraphs: docutils calls them a list, with roles that no list
+    may hold."""
+    for role in (' role="list" class="citation-list"', ' role="doc-biblioentry"'):
+        plain = role.replace(' role="list"', "").replace(' role="doc-biblioentry"', "")
+        context["body"] = context.get("body", "").replace(role, plain)
+
+
 def drop_icons(app: Sphinx, exception: Exception | None) -> None:
     """Empty the script of the icons; pages ask for it by name."""
     path = Path(app.outdir) / ICONS
@@ -60,6 +68,7 @@ def shrink_pictures(app: Sphinx, exception: Exception | None) -> None:
 def setup(app: Sphinx) -> dict:
     """Called by Sphinx."""
     app.connect("html-page-context", defer, priority=900)
+    app.connect("html-page-context", plain_works)
     app.connect("build-finished", drop_icons)
     app.connect("build-finished", shrink_pictures)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
