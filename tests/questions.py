@@ -1,6 +1,7 @@
 """What the tests of the question bank share: banks, answers and a page in a browser."""
 
 import functools
+import time
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,16 @@ def by_rule(question: bank.Question, answer) -> float:
     return max(0, share * len(chosen & rights) - share * len(chosen - rights))
 
 
+# Seconds in which Chromium passes on what a page stored, on a busy machine, too.
+SETTLED = 0.5
+
+
+def reload(page):
+    """Load a page again, once what it stored has arrived."""
+    time.sleep(SETTLED)
+    page.reload()
+
+
 @pytest.fixture
 def show(browser, tmp_path):
     """A function that opens HTML as a page; whatever goes wrong fails the test."""
@@ -81,6 +92,8 @@ def show(browser, tmp_path):
             context = browser.new_context(viewport={"width": width, "height": 900})
             context.set_default_timeout(120_000)
             contexts.append(context)
+        else:
+            time.sleep(SETTLED)
         if clock is not None:  # seconds; time then stands until a test moves it
             context.clock.install(time=clock)
             context.clock.pause_at(clock + 1)

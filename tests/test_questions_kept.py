@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from questions import show  # noqa: F401
+from questions import reload, show  # noqa: F401
 from test_questions_page import (
     ANSWERS,
     answer,
@@ -47,7 +47,7 @@ def test_two_tabs_keep_the_interviews_of_both(show, hear):  # noqa: F811
     if hear:
         one.get_by_text("2 interviews so far").wait_for()
     for page, count in ((one, 3), (two, 2)):
-        page.reload()  # each tab has its own interview again
+        reload(page)  # each tab has its own interview again
         assert shown(page, "score").split(" of ")[1].startswith(f"{count} points")
         assert "2 interviews so far" in shown(page, "history-note")
 
@@ -66,7 +66,7 @@ def test_an_interview_that_one_tab_has_finished_stays_finished(show, hear):  # n
     assert two.locator("[data-part=results]").is_visible()
     assert len(stored(two)["history"]) == 1
     assert stored(two)["sessions"][0]["finished"] is not None
-    two.reload()
+    reload(two)
     assert two.locator("[data-part=results]").is_visible()
 
 
@@ -100,7 +100,7 @@ def test_an_interview_that_was_deleted_stays_deleted(show, elsewhere):  # noqa: 
     assert stored(page)["history"] == []
     assert "No interview yet" in shown(page, "history-note")
     page.locator("[data-do=again]").click()
-    page.reload()
+    reload(page)
     assert "No interview yet" in shown(page, "history-note")
     assert page.locator("[data-part=setup]").is_visible()
 
@@ -131,8 +131,7 @@ def test_whatever_the_browser_has_kept_the_page_opens(show, kept):  # noqa: F811
     start(page, number=1)
     assert shown(page, "count") == "Question 1 of 1"
     before = page.evaluate(f"localStorage['{KEY}']")
-    page.wait_for_timeout(500)  # Chromium hands storage over in its own time
-    page.reload()
+    reload(page)
     assert shown(page, "message") == "", before
 
 
@@ -182,7 +181,7 @@ def test_a_damaged_part_goes_and_the_rest_stays(show):  # noqa: F811
             place = place[key]
         place[path[-1]] = value
         page.evaluate("([k, v]) => localStorage.setItem(k, v)", [KEY, json.dumps(bad)])
-        page.reload()
+        reload(page)
         assert "was damaged" in shown(page, "message"), (path, value)
         part = "setup" if path[0] == "sessions" else "session"
         assert page.locator(f"[data-part={part}]").is_visible(), (path, value)

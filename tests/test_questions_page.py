@@ -4,7 +4,7 @@ import dataclasses
 import json
 
 import pytest
-from questions import sample, show  # noqa: F401
+from questions import reload, sample, show  # noqa: F401
 from sitepages import TOO_WIDE, WRONG_MATH
 from test_explorer import DANGLING, PALE, UNNAMED
 
@@ -144,7 +144,7 @@ def test_open_answers_are_marked_by_who_wrote_them(show):  # noqa: F811
     assert review.locator("[data-points]").inner_text() == "◐ 0.5 of 1"
     assert shown(page, "score").startswith("5 of 11 points")
     assert "5 of 11" in shown(page, "history")
-    page.reload()
+    reload(page)
     assert shown(page, "score").startswith("5 of 11 points")
     review = reviewed(page, "memory-why-cache")
     assert review.get_by_label("Compares the work").is_checked()
@@ -206,7 +206,7 @@ def test_a_reload_goes_on_where_the_reader_was(show, kind):  # noqa: F811
     page.locator("[data-do=next]").click()
     second = current(page)
     page.clock.fast_forward(60_000)
-    page.reload()
+    reload(page)
     assert current(page) == second
     assert shown(page, "count").startswith("Question 2 of ")
     assert shown(page, "timer") == "4:00"
@@ -246,7 +246,7 @@ def test_time_runs_out_while_the_page_is_closed(show):  # noqa: F811
     page = show(interview(), clock=NOW)
     start(page, minutes=1)
     page.clock.fast_forward(3_600_000)
-    page.reload()
+    reload(page)
     assert page.locator("[data-part=results]").is_visible()
     assert "in 1:00 minutes" in shown(page, "score")
     assert "1 interview so far" in shown(page, "history-note")
@@ -296,7 +296,7 @@ def test_progress_is_exported_imported_and_deleted(show, tmp_path):  # noqa: F81
         page.get_by_text(said).wait_for()
     assert page.locator(".kvqm img").count() == 0
     assert "<img src=x>" in shown(page, "history")
-    page.reload()
+    reload(page)
     assert "1 interview so far" in shown(page, "history-note")
 
 
