@@ -186,6 +186,14 @@ def test_triton_is_not_imported_before_a_notebook_can_choose_its_interpreter():
 # -- the notebooks ---------------------------------------------------------------------
 
 
+def test_the_cell_is_put_behind_the_title_once():
+    notebook = chapter()
+    for text in ("1", "2"):
+        bootstrap.put(notebook, text)
+        assert [cell.id for cell in notebook.cells] == ["title", bootstrap.ID, "first"]
+        assert notebook.cells[1].source == text
+
+
 @every_notebook
 def test_a_notebook_that_needs_the_library_begins_with_the_cell(path):
     notebook = read(path)
