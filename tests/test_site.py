@@ -138,7 +138,8 @@ def test_a_dead_link_of_a_cell_fails_the_build_and_is_named(tiny, capsys):
 def test_a_link_to_no_place_of_a_page_fails_the_build(tiny, capsys):
     write_chapter(tiny, shows("<a href='chapter.html#nowhere'>a place</a>"))
     report = why(tiny, capsys)
-    assert "book/chapter.html: chapter.html#nowhere" in report
+    assert "book/chapter.ipynb, cell 2 ('from IPython" in report
+    assert "): chapter.html#nowhere" in report
     write_chapter(tiny, shows("<a href='chapter.html#a-chapter'>a place</a>"))
     assert site.build(tiny) == 0
 

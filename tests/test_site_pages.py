@@ -29,10 +29,6 @@ RULES = {
         # A choice of a quiz is a <label> of jupyterquiz's without a field: ARIA in HTML
         # lets such a label be a button, axe-core does not know.
         "aria-allowed-role": {"enabled": False},
-        # The corner of a table heads nothing, and may be empty.
-        "empty-table-header": {"enabled": False},
-        # Docutils gives works cited a role that the next version of ARIA retires.
-        "aria-deprecated-role": {"enabled": False},
     },
 }
 CONTRAST = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}

@@ -46,6 +46,21 @@ def failed_cell(root: Path, notebook: str, log: str) -> str:
     return _name(root, page, max(quoted, key=quoted.get)) if quoted else page
 
 
+def cell_with(root: Path, page: str, text: str) -> str:
+    """Which cell of a built page's notebook has a text, or shows it; else the page."""
+    name = f"{page.removesuffix('.html')}.ipynb"
+    executed = root / "_build" / "jupyter_execute" / name
+    if executed.exists() and (root / name).exists():
+        cells = json.loads(executed.read_text(encoding="utf-8"))["cells"]
+        for index, cell in enumerate(cells):
+            written = ["".join(cell["source"])]
+            for output in cell.get("outputs", ()):
+                written += map("".join, output.get("data", {}).values())
+            if any(text in one for one in written):
+                return _name(root, name, index)
+    return page
+
+
 def failure_report(root: Path, warnings: list[str]) -> str:
     """Name each cell that failed, with the end of its traceback, then warnings."""
     reports = root / "_build" / "html" / "reports"

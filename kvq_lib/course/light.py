@@ -1,9 +1,12 @@
-"""A Sphinx extension: pages whose text is there at once on a slow line.
+"""A Sphinx extension: pages light enough for a slow line, and plain to listeners.
 
 Scripts wait until the page is read (here those that Sphinx adds, in
 book/assets/templates those of the theme).  The theme draws its icons with a font and
 once more with 1.5 MB of script: the font does.  A figure needs no more than 256
 colours, and is a third of the size with them.
+
+Docutils marks works cited as a list whose entries are none, and the empty corner of a
+table as a heading: both become what they are.
 """
 
 import io
@@ -13,9 +16,13 @@ from PIL import Image
 from sphinx.application import Sphinx
 
 ICONS = Path("_static/scripts/fontawesome.js")
-SETTING = (
-    "DOCUMENTATION_OPTIONS."  # written by a script in the page, for one that waits
-)
+# A script in the page sets it, for one that waits.
+SETTING = "DOCUMENTATION_OPTIONS."
+PLAIN = {
+    ' role="list" class="citation-list"': ' class="citation-list"',
+    ' role="doc-biblioentry"': "",
+    '<th class="head"><p></p></th>': "<td></td>",
+}
 
 
 def waiting(script):
@@ -39,12 +46,10 @@ def defer(app: Sphinx, page: str, template: str, context: dict, doctree) -> None
         context["script_files"] = [*map(waiting, context.get("script_files", ()))]
 
 
-def plain_works(app: Sphinx, page: str, template: str, context: dict, doctree) -> None:
-    """Works cited are paragraphs: docutils calls them a list, with roles that no list
-    may hold."""
-    for role in (' role="list" class="citation-list"', ' role="doc-biblioentry"'):
-        plain = role.replace(' role="list"', "").replace(' role="doc-biblioentry"', "")
-        context["body"] = context.get("body", "").replace(role, plain)
+def make_plain(app: Sphinx, page: str, template: str, context: dict, doctree) -> None:
+    """Take out of a page's text what only misleads those who hear it."""
+    for given, plain in PLAIN.items():
+        context["body"] = context.get("body", "").replace(given, plain)
 
 
 def drop_icons(app: Sphinx, exception: Exception | None) -> None:
@@ -68,7 +73,7 @@ def shrink_pictures(app: Sphinx, exception: Exception | None) -> None:
 def setup(app: Sphinx) -> dict:
     """Called by Sphinx."""
     app.connect("html-page-context", defer, priority=900)
-    app.connect("html-page-context", plain_works)
+    app.connect("html-page-context", make_plain)
     app.connect("build-finished", drop_icons)
     app.connect("build-finished", shrink_pictures)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -33,7 +33,7 @@ import yaml
 from ..bench import provenance
 from ..errors import InvalidArgument
 from . import bootstrap
-from .blame import ANSI, failure_report, with_cell
+from .blame import ANSI, cell_with, failure_report, with_cell
 from .repository import prefix, set_repository
 from .scan import dead_links, external_files, outside_links
 
@@ -213,8 +213,12 @@ def run_sphinx(
 def page_problems(root: Path) -> str:
     """What the pages have that no reader should meet, "" if nothing."""
     html = root / "_build" / "html"
-    external = [f"    {page}: {address}" for page, address in external_files(html)]
-    dead = [f"    {page}: {link}" for page, link in dead_links(html, prefix(root))]
+
+    def listed_by_cell(found: Iterable[tuple[str, str]]) -> list[str]:
+        return [f"    {cell_with(root, page, text)}: {text}" for page, text in found]
+
+    external = listed_by_cell(external_files(html))
+    dead = listed_by_cell(dead_links(html, prefix(root)))
     parts = []
     if external:
         parts += ["Pages load files from other hosts:", *external]
