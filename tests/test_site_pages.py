@@ -258,6 +258,7 @@ def test_search_finds_what_readers_type(browser, address, words):
         "/finished/i.test(document.querySelector('#search-results').textContent)"
     )
     assert f"/{SEARCHES[words]}" in opened.evaluate(RESULTS)
+    assert opened.evaluate(TOO_WIDE) == []
     visitor.troubles = [t for t in visitor.troubles if NO_EXCERPT not in t]
     visitor.close()
 
