@@ -1,6 +1,7 @@
 """Where the repository is, and what an edition leaves out."""
 
 import re
+import shutil
 
 import nbformat
 import pytest
@@ -75,6 +76,8 @@ sphinx:
   extra_extensions: [notfound.extension, sphinxext.opengraph, kvq_lib.course.repository]
   config:
     kvq_repository: ""
+    templates_path: [templates]
+    html_additional_pages: {index: start.html}
     notfound_urls_prefix: /
     ogp_social_cards: {enable: false}
     ogp_image: _static/picture.png
@@ -87,6 +90,9 @@ def small(tmp_path):
     """A book of one notebook, and the HTML of a page of its site."""
     (tmp_path / "book").mkdir()
     (tmp_path / "_config.yml").write_text(BOOK)
+    start = site.ROOT / "book" / "assets" / "templates" / "start.html"
+    (tmp_path / "templates").mkdir()
+    shutil.copy(start, tmp_path / "templates")
     toc = "format: jb-book\nroot: book/one\nchapters:\n  - file: book/two\n"
     (tmp_path / "_toc.yml").write_text(toc)
     (tmp_path / "book" / "two.md").write_text("# Another\n")
@@ -114,7 +120,10 @@ def test_an_address_gives_buttons_a_map_and_titles_to_share(small):
     assert f'<meta property="og:image" content="{here}_static/picture.png"' in page
     assert f'<link rel="canonical" href="{here}book/one.html"' in page
     locations = re.findall(r"<loc>(.*?)</loc>", (html / "sitemap.xml").read_text())
-    assert f"{here}book/one.html" in locations
+    assert locations == [f"{here}book/{page}.html" for page in ("one", "two")]
+    start = (html / "index.html").read_text()
+    assert f'<meta property="og:url" content="{here}"' in start
+    assert f'<link rel="canonical" href="{here}book/one.html"' in start
     assert 'href="/some.book/book/one.html"' in (html / "404.html").read_text()
 
 

@@ -108,6 +108,8 @@ def use_address(app: Sphinx, config) -> None:
         config.notfound_urls_prefix = urlsplit(here).path
         app.setup_extension("sphinx_sitemap")
         config.sitemap_url_scheme = "{link}"  # neither a language nor a version
+        apart = ("index", "search", "genindex", "404")
+        config.sitemap_excludes = [f"{page}.html" for page in apart]
 
 
 def setup(app: Sphinx) -> dict:
