@@ -52,9 +52,10 @@ def source_of(page):
 
 
 @contextmanager
-def served(folder=HTML):
-    """The address at which a folder is served meanwhile."""
-    server = site.make_server(folder, 0)
+def served(folder=HTML, server=None):
+    """The address at which a folder is served meanwhile, by the site's server or one
+    that is given."""
+    server = server or site.make_server(folder, 0)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"

@@ -1,6 +1,10 @@
 """The built site in use: on a slow line, with a keyboard, searched, under a path."""
 
+import functools
 import re
+import threading
+import time
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote_plus
 
 import pytest
@@ -17,30 +21,42 @@ PAINTED = """() => new Promise((done) => {
 })"""
 
 
+class SlowLine(SimpleHTTPRequestHandler):
+    """Serves as a line of 10 Mbit/s and 40 ms does, without compressing or keeping
+    connections.  Chromium's own simulation sometimes stands still for minutes."""
+
+    round_trip, bytes_a_second = 0.04, 10e6 / 8
+    line = threading.Lock()
+
+    def do_GET(self):
+        time.sleep(2 * self.round_trip)  # one to connect, one to ask
+        super().do_GET()
+
+    def copyfile(self, source, outputfile):
+        while part := source.read(8192):
+            with self.line:
+                time.sleep(len(part) / self.bytes_a_second)
+            outputfile.write(part)
+
+
+@pytest.fixture(scope="module")
+def slow_address():
+    handler = functools.partial(SlowLine, directory=str(HTML))
+    with served(server=ThreadingHTTPServer(("127.0.0.1", 0), handler)) as address:
+        yield address
+
+
 @pytest.mark.browser
 @pytest.mark.parametrize("page", HEAVY)
-def test_text_is_there_soon_on_a_slow_line(browser, address, page):
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    opened = context.new_page()
-    line = context.new_cdp_session(opened)
-    line.send("Network.enable")
-    megabytes = 10e6 / 8
-    line.send(
-        "Network.emulateNetworkConditions",
-        {
-            "offline": False,
-            "latency": 40,
-            "downloadThroughput": megabytes,
-            "uploadThroughput": megabytes,
-        },
-    )
+def test_text_is_there_soon_on_a_slow_line(browser, slow_address, page):
     times = []
     # The best of three: this measures the page, not the machine.
-    while len(times) < 3 and not any(time <= 2500 for time in times):
-        line.send("Network.clearBrowserCache")
-        opened.goto(f"{address}/{page}", wait_until="commit")
+    while len(times) < 3 and min(times, default=9999) > 2500:
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        opened = context.new_page()
+        opened.goto(f"{slow_address}/{page}", wait_until="commit")
         times.append(opened.evaluate(PAINTED))
-    context.close()
+        context.close()
     assert min(times) <= 2500, times
 
 
