@@ -51,3 +51,13 @@ def browser():
 
     with chromium() as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def full_precision():
+    """Norms of models in float64 for float64; for all tests of a module."""
+    from helpers import norm_in_full_precision
+
+    with pytest.MonkeyPatch.context() as patch:
+        norm_in_full_precision(patch)
+        yield

@@ -201,6 +201,8 @@ class Fill(SphinxPostTransform):
     def summary(self) -> Iterator[nodes.Node]:
         rows = []
         for ruling, ids in ledger.tally(self.env.kvq_ledger, self.verdicts()).items():
+            if not ids and ruling not in claims.RULINGS:
+                continue  # every claim is judged
             sign, _ = claims.RULINGS.get(ruling, ("…", ""))
             row = [nodes.strong("", f"{sign} {ruling}: {len(ids)}.")]
             for claim_id in ids:
