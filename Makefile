@@ -14,6 +14,15 @@ PORT    ?= 8000
 EDITION ?= full
 WORKERS ?= 2
 
+# Words from the command line reach commands in the environment and as they are: neither
+# make nor the shell looks for commands in them.
+URL_FROM := $(origin URL)
+override URL := $(value URL)
+override NAME := $(value NAME)
+override TITLE := $(value TITLE)
+override TAG := $(value TAG)
+export URL NAME TITLE TAG
+
 PY      := $(VENV)/bin/python
 # Another lock, another stamp: then, and only then, packages are installed again.
 LOCK    := requirements.txt requirements-weights.txt pyproject.toml
@@ -31,7 +40,7 @@ COLAB_STAMP  := $(COLAB)/.installed-$(shell cksum < $(COLAB_LOCK) | tr ' ' '-')
 COLAB_PYTHON ?= python3.13 python3.12 python3.11
 
 .PHONY: help book pdf serve watch new-chapter set-repo links test packages measure bench \
-  engine homework kernels gpu colab-check wheel release publish lint format clean
+  engine homework kernels gpu colab-check wheel release-check release publish lint format clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -48,12 +57,13 @@ serve: book ## serve the site on this machine (PORT=8000)
 watch: $(STAMP) ## show a page again whenever it is saved (PORT=8000)
 	@$(PY) -m kvq_lib.course.publish.watch --port $(PORT)
 
-# Names and titles come from the command line: the shell must not read them as commands.
 new-chapter: $(STAMP) ## write a chapter to begin with (NAME=12_topic TITLE="words")
-	@$(PY) -m kvq_lib.course.publish.chapter "$$NAME" "$$TITLE"
+	@$(PY) -m kvq_lib.course.publish.chapter -- "$$NAME" "$$TITLE"
 
 set-repo: $(STAMP) ## say where the repository is (URL=https://github.com/OWNER/NAME)
-	@$(PY) -m kvq_lib.course.site set-repo "$(URL)"
+	@[ "$(URL_FROM)" = "command line" ] || { \
+	  echo "make set-repo URL=https://github.com/OWNER/NAME, or URL= for none"; exit 1; }
+	@$(PY) -m kvq_lib.course.site set-repo -- "$$URL"
 
 links: $(STAMP) ## ask whether links to other sites are alive (needs the network)
 	@$(PY) -m kvq_lib.course.site links
@@ -96,8 +106,11 @@ wheel: $(STAMP) ## build the library's wheel into _build/release
 	@$(PY) -m pip wheel --quiet --no-deps --no-build-isolation -w _build/release .
 	@rm -rf build
 
-release: book pdf wheel ## gather wheel, PDF and deck in _build/release (TAG=v0.1.0)
-	@$(PY) -m kvq_lib.course.publish.release $${TAG:+"$$TAG"}
+release-check: $(STAMP) ## can this version be released? (TAG=v0.1.0)
+	@$(PY) -m kvq_lib.course.publish.release --check -- "$$TAG"
+
+release: release-check book pdf wheel ## gather wheel, PDF and deck in _build/release (TAG=v0.1.0)
+	@$(PY) -m kvq_lib.course.publish.release -- "$$TAG"
 
 publish: ## attach them to a new release of the tag (TAG=v0.1.0; needs gh)
 	@gh release create "$$TAG" --verify-tag --title "$$TAG" \

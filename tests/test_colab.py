@@ -110,7 +110,7 @@ def test_with_an_address_pip_is_asked_for_exactly_this(tmp_path):
 def test_if_pip_fails_its_reason_is_shown(tmp_path):
     ran = run_cell(tmp_path, text_of(URL), status=1)
     assert ran.returncode == 1 and "fetched" not in ran.stdout
-    assert "kvq_lib was not installed" in ran.stderr
+    assert "kvq_lib was not fetched from" in ran.stderr
     assert ran.stderr.rstrip().endswith("ERROR: it was the network")
 
 
@@ -269,6 +269,30 @@ def test_an_address_is_written_everywhere_and_taken_back_to_the_byte(copy):
     assert repository.set_repository(copy, URL) == []
     repository.set_repository(copy, "https://github.com/another/one")
     repository.set_repository(copy, "")
+    assert state(copy) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("%time 1 + 1", "cell 2 ('%time 1 + 1') is no Python"),
+        (None, "not appear to be"),
+    ],
+)
+def test_a_notebook_that_cannot_be_read_is_named_and_nothing_is_written(
+    copy, source, said
+):
+    path = copy / "book" / "08_scenarios.ipynb"
+    if source is None:
+        path.write_text("{")
+    else:
+        notebook = read(path)
+        notebook.cells.insert(1, nbformat.v4.new_code_cell(source))
+        nbformat.write(notebook, path)
+    before = state(copy)
+    with pytest.raises(InvalidArgument, match=r"^book/08_scenarios\.ipynb: ") as error:
+        repository.set_repository(copy, URL)
+    assert said in str(error.value)
     assert state(copy) == before
 
 

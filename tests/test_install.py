@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TARGETS = """
     book pdf serve watch new-chapter set-repo links test packages measure bench engine
-    homework kernels gpu colab-check wheel release publish lint format clean help
+    homework kernels gpu colab-check wheel release-check release publish lint format
+    clean help
 """.split()
 
 COLAB_PYTHON = "3.13"

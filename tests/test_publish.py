@@ -123,6 +123,45 @@ def test_what_would_be_no_notebookis_refused_and_nothing_is_written(
     assert texts(copy) == before
 
 
+def test_a_title_is_a_title_whatever_it_says(copy):
+    chapter.write(copy, f"{NEXT}_words", "The {claim} of {number}")
+    notebook = json.loads((copy / "book" / f"{NEXT}_words.ipynb").read_text())
+    title = notebook["cells"][0]["source"][0].strip()
+    assert title == f"# {NEXT} The {{claim}} of {{number}}"
+    assert f"[{NEXT} The {{claim}} of" in (copy / "book" / "index.md").read_text()
+
+
+def made_by(*words):
+    """What make asks Python for: here it is `echo`, and nothing is to install."""
+    return subprocess.run(
+        ["make", "--no-print-directory", "PY=echo", "STAMP=Makefile", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    ['"; touch {f}; echo "', "`touch {f}`", "$(touch {f})", "$(shell touch {f})"],
+)
+def test_words_of_the_command_line_are_no_commands(tmp_path, words):
+    words = words.format(f=tmp_path / "made")
+    said = made_by("set-repo", f"URL={words}").stdout
+    assert said == f"-m kvq_lib.course.site set-repo -- {words}\n"
+    said = made_by("new-chapter", f"NAME={words}", f"TITLE={words} $5").stdout
+    assert said == f"-m kvq_lib.course.publish.chapter -- {words} {words} $5\n"
+    made_by("release-check", f"TAG={words}")
+    assert not (tmp_path / "made").exists()
+
+
+def test_an_address_is_taken_back_only_if_one_says_so(monkeypatch):
+    monkeypatch.setenv("URL", "https://github.com/some/other")
+    ran = made_by("set-repo")
+    assert ran.returncode and "URL= for none" in ran.stdout
+    assert made_by("set-repo", "URL=").stdout.endswith("set-repo -- \n")
+
+
 def test_a_notebook_that_nobody_lists_is_not_overwritten(copy):
     path = copy / "book" / f"{NEXT}_words.ipynb"
     path.write_text("mine")

@@ -30,7 +30,21 @@ def test_the_address_is_written_where_the_build_reads_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "url", ["github.com/a/b", "https://example.org/a/b", f"{URL}/tree/main", 'x"y', " "]
+    "url",
+    [
+        "github.com/a/b",
+        "https://example.org/a/b",
+        f"{URL}/tree/main",
+        'x"y',
+        " ",
+        f" {URL}",
+        "https://github.com/../..",
+        "https://github.com/a/..",
+        "https://github.com/a/.git",
+        "https://github.com/a/.git.git/",
+        "https://github.com/-a/b",
+        "https://github.com/a/bücher",
+    ],
 )
 def test_what_colab_could_not_open_is_refused(tmp_path, url):
     (tmp_path / "_config.yml").write_text(CONFIG)
@@ -79,6 +93,7 @@ sphinx:
     templates_path: [templates]
     html_additional_pages: {index: start.html}
     notfound_urls_prefix: /
+    notfound_context: {title: Gone, body: '<a href="/book/one.html">start</a>'}
     ogp_social_cards: {enable: false}
     ogp_image: _static/picture.png
     html_theme_options: {show_toc_level: 2}
@@ -109,7 +124,7 @@ def test_an_address_gives_buttons_a_map_and_titles_to_share(small):
     assert site.build(small) == 0
     before = (html / "book" / "one.html").read_text()
     assert "colab" not in before and not (html / "sitemap.xml").exists()
-    assert 'href="/book/one.html"' in (html / "404.html").read_text()
+    assert '<a href="/book/one.html">start' in (html / "404.html").read_text()
 
     repository.set_repository(small, URL)
     assert site.build(small) == 0
@@ -124,7 +139,7 @@ def test_an_address_gives_buttons_a_map_and_titles_to_share(small):
     start = (html / "index.html").read_text()
     assert f'<meta property="og:url" content="{here}"' in start
     assert f'<link rel="canonical" href="{here}book/one.html"' in start
-    assert 'href="/some.book/book/one.html"' in (html / "404.html").read_text()
+    assert '<a href="/some.book/book/one.html">start' in (html / "404.html").read_text()
 
 
 def test_the_course_s_edition_has_all_pages_but_the_solutions():

@@ -128,6 +128,8 @@ SEARCHES = {
     "flashcards": "book/mock_interview",
     "kv_bytes": "book/appendix_api",
     "bfloat16": "book/appendix_formats",
+    "GQA": "book/appendix_glossary",
+    "quantisation": "book/appendix_glossary",
 }
 RESULTS = """() => [...document.querySelectorAll("#search-results li > a")]
   .slice(0, 10).map((a) => new URL(a.href).pathname.replace(/\\.html$/, ""))"""
@@ -185,6 +187,13 @@ def test_a_wrong_address_leads_back_into_the_book(browser, address):
     assert "Page not found" in opened.inner_text("main")
     opened.click("text=2 The memory bottleneck")
     opened.wait_for_url("**/book/02_memory_bottleneck.html")
+    opened = visitor.open("book/no/such/page.html")
+    opened.fill("main input[type=search]", "bubblewrap")
+    opened.keyboard.press("Enter")
+    opened.wait_for_url("**/search.html?q=bubblewrap")
+    opened = visitor.open("book/no/such/page.html")
+    opened.click("text=the start page")
+    opened.wait_for_url("**/book/index.html")
     visitor.troubles = [t for t in visitor.troubles if "no/such" not in t]
     visitor.troubles = [t for t in visitor.troubles if "404" not in t]
     visitor.close()

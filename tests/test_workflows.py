@@ -91,7 +91,7 @@ def test_each_workflow_makes_what_it_is_for():
         "weekly": {"packages", "clean", "book", "test"},
         "colab": {"colab-check"},
         "links": {"book", "links"},
-        "release": {"packages", "test", "release", "publish"},
+        "release": {"release-check", "packages", "test", "release", "publish"},
     }
 
 

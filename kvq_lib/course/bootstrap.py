@@ -16,6 +16,7 @@ from pathlib import Path
 
 import nbformat
 from nbformat import v4
+from nbformat.reader import NotJSONError
 
 from ..errors import InvalidArgument
 
@@ -37,7 +38,8 @@ if importlib.util.find_spec("kvq_lib") is None:
 {packages}
     ran = subprocess.run([sys.executable, *pip.split()], capture_output=True, text=True)
     if ran.returncode:
-        raise RuntimeError(f"kvq_lib was not installed; pip says:\\n{{ran.stderr}}")
+        where = f"{{url}} at {tag}"
+        raise RuntimeError(f"kvq_lib was not fetched from {{where}}:\\n{{ran.stderr}}")
     sys.path.append("kvq-lib")  # of a kernel that started without it
 """
 
@@ -84,12 +86,24 @@ def packages(root: Path) -> list[str]:
 
 
 def imported(notebook: Mapping) -> set[str]:
-    """The packages that the cells of a notebook import, this one apart."""
+    """The packages that the cells of a notebook import, this one apart.
+
+    Raises:
+        InvalidArgument: a cell is no Python; cells of this repository have no magics.
+    """
     found = set()
-    for cell in notebook["cells"]:
+    for number, cell in enumerate(notebook["cells"], 1):
         if cell["cell_type"] != "code" or cell.get("id") == ID:
             continue
-        for node in ast.walk(ast.parse("".join(cell["source"]))):
+        text = "".join(cell["source"])
+        try:
+            tree = ast.parse(text)
+        except SyntaxError as error:
+            begins = text.strip().split("\n")[0][:60]
+            raise InvalidArgument(
+                f"cell {number} ({begins!r}) is no Python: {error.msg}"
+            ) from error
+        for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -137,22 +151,25 @@ def put(notebook: MutableMapping, text: str) -> None:
     cells.insert(1, v4.new_code_cell(text, id=ID, metadata={"tags": TAGS}))
 
 
-def write_cells(root: Path, repository: str) -> list[Path]:
-    """Bring the cell of every notebook up to date; return the files that changed.
+def cells(root: Path, repository: str) -> dict[Path, str]:
+    """The text of every notebook that needs the cell, with the cell brought up to date.
 
     An exercise or a solution that has the cell becomes what `kvq homework build` would
     make of its source: nothing else in it depends on the address.
+
+    Raises:
+        InvalidArgument: a notebook cannot be read, or has a cell that is no Python.
     """
-    changed = []
+    made = {}
     for folder in ("book", "exercises", "solutions"):
         for path in sorted((root / folder).glob("*.ipynb")):
-            before = path.read_text(encoding="utf-8")
-            notebook = nbformat.reads(before, as_version=4)
-            if not needed(notebook):
-                continue
+            try:
+                notebook = nbformat.read(path, as_version=4)
+                if not needed(notebook):
+                    continue
+            except (InvalidArgument, NotJSONError, nbformat.ValidationError) as error:
+                name = path.relative_to(root).as_posix()
+                raise InvalidArgument(f"{name}: {str(error)[:200]}") from error
             put(notebook, source(notebook, root, repository))
-            text = nbformat.writes(notebook).rstrip("\n") + "\n"
-            if text != before:
-                path.write_text(text, encoding="utf-8")
-                changed.append(path)
-    return changed
+            made[path] = nbformat.writes(notebook).rstrip("\n") + "\n"
+    return made

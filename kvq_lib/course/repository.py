@@ -19,7 +19,10 @@ if TYPE_CHECKING:  # building homework needs the address, and no Sphinx
     from sphinx.application import Sphinx
 
 COLAB = "https://colab.research.google.com"
-_ADDRESS = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+?(?:\.git)?/?")
+_ADDRESS = re.compile(
+    r"https://github\.com/[a-z\d](?:[-_]?[a-z\d])*/(?!\.\.?/?$|(?:\.git)+/?$)[\w.-]+/?",
+    re.I | re.A,
+)
 _SETTING = re.compile(r'^(\s+kvq_repository: )"(.*)"', re.M)
 _CITED = re.compile(r"^repository-code:.*\n", re.M)
 
@@ -50,28 +53,25 @@ def set_repository(root: Path, url: str) -> list[Path]:
     Another address, "" for none among them, undoes the one before to the byte.
 
     Raises:
-        InvalidArgument: as in `checked`, or _config.yml has no such setting.
+        InvalidArgument: as in `checked`, _config.yml has no such setting, or a notebook
+            cannot be read; then nothing is written.
     """
     url = checked(url)
     path = root / "_config.yml"
     text = path.read_text(encoding="utf-8")
     if (count := len(_SETTING.findall(text))) != 1:
         raise InvalidArgument(f"{path} has {count} lines `kvq_repository: ...`, not 1")
-    changed = _write(path, _SETTING.sub(rf'\g<1>"{url}"', text))
+    texts = {path: _SETTING.sub(rf'\g<1>"{url}"', text)}
     citation = root / "CITATION.cff"
     if citation.exists():
         cited = f'repository-code: "{url}"\n' if url else ""
         text = citation.read_text(encoding="utf-8")
-        changed += _write(citation, _CITED.sub("", text) + cited)
-    return changed + bootstrap.write_cells(root, url)
-
-
-def _write(path: Path, text: str) -> list[Path]:
-    """Write a file if that changes it; return it if it did."""
-    if path.read_text(encoding="utf-8") == text:
-        return []
-    path.write_text(text, encoding="utf-8")
-    return [path]
+        texts[citation] = _CITED.sub("", text) + cited
+    texts |= bootstrap.cells(root, url)
+    changed = [p for p, text in texts.items() if p.read_text(encoding="utf-8") != text]
+    for path in changed:
+        path.write_text(texts[path], encoding="utf-8")
+    return changed
 
 
 def pages_address(url: str) -> str:
@@ -105,7 +105,10 @@ def use_address(app: Sphinx, config) -> None:
         }
         here = pages_address(url)
         config.html_baseurl = config.ogp_site_url = here
-        config.notfound_urls_prefix = urlsplit(here).path
+        path = config.notfound_urls_prefix = urlsplit(here).path
+        page = dict(getattr(config, "notfound_context", {}))
+        page["body"] = page.get("body", "").replace('="/', f'="{path}')
+        config.notfound_context = page
         app.setup_extension("sphinx_sitemap")
         config.sitemap_url_scheme = "{link}"  # neither a language nor a version
         apart = ("index", "search", "genindex", "404")

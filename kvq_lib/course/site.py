@@ -107,7 +107,10 @@ def execution_key(root: Path = ROOT) -> str:
 
 def site_key(root: Path = ROOT) -> str:
     """What the whole site depends on."""
-    sources = [root / "_config.yml", root / "_toc.yml"]
+    # The version, which is the tag that buttons open; checks; what shapes pages.
+    sources = [root / name for name in ("_config.yml", "_toc.yml", "pyproject.toml")]
+    sources = [path for path in sources if path.exists()]
+    sources += (root / "kvq_lib" / "course").glob("*.py")
     for folder in ("exercises", "solutions"):
         sources += (root / folder).glob("*.ipynb")
     for path in (root / "book").rglob("*"):
@@ -355,11 +358,16 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             changed = set_repository(ROOT, options.url)
         except InvalidArgument as error:
-            parser.error(str(error))
+            print(f"make set-repo URL=…: {error}", file=sys.stderr)
+            return 1
         for path in changed:
             print(f"written: {path.relative_to(ROOT)}")
-        print(f"Notebooks fetch {bootstrap.tag(ROOT)}: commit, push that tag, then")
-        print("run `make book` again; all chapters are executed.")
+        if options.url:
+            tag = bootstrap.tag(ROOT)
+            print(f"Notebooks fetch {tag}: commit, and push that tag (CONTRIBUTING.md,")
+            print("Release).  `make book` then executes all chapters again.")
+        else:
+            print("No address: the site has no buttons to Colab, and notebooks say so.")
         return 0
     if not 0 <= options.port < 65536:
         parser.error(f"a port is 0 to 65535, got {options.port}")

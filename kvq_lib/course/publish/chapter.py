@@ -53,9 +53,11 @@ Listed: _toc.yml, book/index.md, book/claims.yml, book/appendix_claims.md
 
 Next:
   make watch                    see the page, and again after each save
-  book/index.md                 say in one line what readers will be able to do
-  book/claims.yml               replace the example claim {claim}, here and in the
-                                chapter; or take it out of both and of the ledger's page
+  book/index.md                 say in one line what readers will be able to do, and the
+                                minutes
+  book/claims.yml               replace the example claim {claim} here and in the
+                                chapter; a chapter without claims is named neither here
+                                nor in book/appendix_claims.md, and has no such cell
   book/questions/               at least eight questions on the chapter, five of them
                                 closed; then give it the cell
                                     from kvq_lib.course.questions import quiz
@@ -107,8 +109,8 @@ def check(root: Path, name: str, title: str) -> None:
 def notebook(number: str, title: str, claim_id: str) -> dict:
     """The chapter, with ids that depend on its cells alone."""
     text = TEMPLATE.read_text(encoding="utf-8")
-    for mark, value in (("number", number), ("title", title), ("claim", claim_id)):
-        text = text.replace(f"{{{mark}}}", value)
+    values = {"{number}": number, "{title}": title, "{claim}": claim_id}
+    text = re.sub("|".join(values), lambda found: values[found[0]], text)
     cells = []
     for cell in jupytext.reads(text, fmt="md:myst")["cells"]:
         digest = hashlib.sha256(cell["source"].encode()).hexdigest()[:8]
@@ -156,6 +158,7 @@ def write(root: Path, name: str, title: str) -> str:
     known = ledger.load(root / "book" / "claims.yml")
     claim_id = f"C{1 + max(int(i[1:]) for i in known if i[0] == 'C'):02}"
     made = notebook(number, title, claim_id)
+    bootstrap.put(made, bootstrap.source(made, root, repository.current(root)))
     code = "\n".join("".join(cell["source"]) for cell in made["cells"])
     words = re.search('^claim = "(.+)"$', code, re.M)[1]
 
@@ -168,7 +171,6 @@ def write(root: Path, name: str, title: str) -> str:
         files[file] = insert(text, place, name, new, gap)
     for file, text in files.items():
         (root / file).write_text(text, encoding="utf-8")
-    bootstrap.write_cells(root, repository.current(root))
     return NEXT.format(claim=claim_id, name=name)
 
 

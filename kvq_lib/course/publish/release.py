@@ -1,9 +1,9 @@
 """Gather what a release carries: the wheel, the PDF, the deck of cards, and notes.
 
-    python -m kvq_lib.course.publish.release [v0.1.0]
+    python -m kvq_lib.course.publish.release [--check] [v0.1.0]
 
-`make release` builds them first.  A tag that does not match the version, or a version
-that CHANGELOG.md does not describe, is refused.
+`make release` builds them first, and checks before that.  A tag that does not match the
+version, or a version that CHANGELOG.md does not describe, is refused.
 """
 
 import argparse
@@ -57,6 +57,18 @@ def notes(root: Path, version: str) -> str:
     return sections[version].strip() + "\n"
 
 
+def check(root: Path, tag: str = "") -> tuple[str, str]:
+    """The version, and what CHANGELOG.md says of it.
+
+    Raises:
+        InvalidArgument: version, tag or CHANGELOG.md do not agree.
+    """
+    stated = version(root)
+    if tag and tag != f"v{stated}":
+        raise InvalidArgument(f"the tag of version {stated} is v{stated}, got {tag!r}")
+    return stated, notes(root, stated)
+
+
 def gather(root: Path, tag: str = "") -> list[Path]:
     """Put everything into `FOLDER`; the files that readers get.
 
@@ -65,12 +77,9 @@ def gather(root: Path, tag: str = "") -> list[Path]:
         tag: of the release; without one the version is taken as it is.
 
     Raises:
-        InvalidArgument: versions that do not agree, or a file that was not built.
+        InvalidArgument: as in `check`, or a file was not built.
     """
-    stated = version(root)
-    if tag and tag != f"v{stated}":
-        raise InvalidArgument(f"the tag of version {stated} is v{stated}, got {tag!r}")
-    said = notes(root, stated)
+    stated, said = check(root, tag)
     folder = root / FOLDER
     wheel = folder / f"kvq_lib-{stated}-py3-none-any.whl"
     for path in (wheel, root / PDF, root / DECK):
@@ -87,8 +96,13 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line; see the top of this file."""
     parser = argparse.ArgumentParser(prog="make release")
     parser.add_argument("tag", nargs="?", default="", help="v0.1.0")
+    parser.add_argument("--check", action="store_true", help="build nothing")
     options = parser.parse_args(arguments)
     try:
+        if options.check:
+            stated, _ = check(ROOT, options.tag)
+            print(f"Version {stated} can be released.")
+            return 0
         for path in gather(ROOT, options.tag):
             print(f"{path.relative_to(ROOT)}  {path.stat().st_size / 1e6:.1f} MB")
     except InvalidArgument as error:
