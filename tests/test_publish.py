@@ -1,5 +1,6 @@
 """What makers of the book use: a chapter to begin with, and the preview."""
 
+import asyncio
 import difflib
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from tornado.websocket import websocket_connect
 
 from kvq_lib.course import ledger, site
 from kvq_lib.course.publish import chapter, watch
@@ -286,6 +288,15 @@ def shown(address, word):
     pytest.fail(f"{word!r} was not shown within two minutes")
 
 
+async def told(port):
+    """What the preview tells a page that is open."""
+    line = await websocket_connect(f"ws://127.0.0.1:{port}/livereload")
+    for command in ({"command": "hello"}, {"command": "info", "url": "page"}):
+        await line.write_message(json.dumps(command))
+    await line.read_message()  # its greeting
+    return json.loads(await asyncio.wait_for(line.read_message(), 60))["command"]
+
+
 def test_a_page_follows_its_source_and_runs_only_if_its_cells_changed(tmp_path):
     (tmp_path / "book").mkdir()
     (tmp_path / "_config.yml").write_text(CONFIG)
@@ -309,6 +320,10 @@ def test_a_page_follows_its_source_and_runs_only_if_its_cells_changed(tmp_path):
         save(tmp_path, "Twice", "tock")
         shown(address, "tocktock")
         assert (tmp_path / "runs").read_text() == "xx"
+        save(tmp_path, "Thrice", "tock")
+        time.sleep(1.2)  # meanwhile the build has begun, or is about to
+        assert asyncio.run(told(port)) == "reload"
+        assert "Thrice" in shown(address, "tocktock")
     finally:
         preview.terminate()
         preview.wait()

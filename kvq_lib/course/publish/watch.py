@@ -19,6 +19,9 @@ from pathlib import Path
 
 import livereload
 from jupyter_book.sphinx import build_sphinx
+from livereload.handlers import LiveReloadHandler
+from sphinx.util import console
+from tornado.ioloop import IOLoop
 
 from .. import appendices, site  # extensions are imported once, not by every build
 from ..questions import pages
@@ -26,6 +29,8 @@ from ..site import ROOT
 
 WATCHED = ("_config.yml", "_toc.yml", "book", "exercises", "solutions")
 EXTENSIONS = (appendices, pages)
+# A page that was loading while a build held up the server is connected by then.
+TELL = 1.0  # seconds from a build to telling browsers
 
 
 def read_and_write(root: Path, html: Path) -> None:
@@ -34,6 +39,8 @@ def read_and_write(root: Path, html: Path) -> None:
     Unlike `make book` it tolerates warnings: half a sentence must be seen, too.
     """
     warnings.simplefilter("ignore", FutureWarning)
+    if not sys.stdout.isatty():
+        console.nocolor()
     failed = build_sphinx(
         root,
         html,
@@ -99,11 +106,15 @@ def watch(root: Path, port: int) -> None:
         said = "Shown" if build(root, html) else "Not built, the reason is above"
         print(f"{said} ({time.monotonic() - began:.1f} s)", flush=True)
 
+    def show() -> None:
+        rebuild()
+        IOLoop.current().call_later(TELL, LiveReloadHandler.reload_waiters)
+
     logging.getLogger("livereload").disabled = True  # it tells everything twice
     server = livereload.Server()
     server.watcher.ignore = passing
     for name in WATCHED:
-        server.watch(str(root / name), rebuild)
+        server.watch(str(root / name), show, delay="forever")  # `show` tells browsers
     print("Reading all pages; chapters that have not run yet take their time.")
     rebuild()
     print(f"http://127.0.0.1:{port}/book/index.html (stop with Ctrl-C)", flush=True)
