@@ -323,6 +323,19 @@ def test_building_again_gives_the_same_bytes(root):
     assert build.build(root, check=True).changed == []
 
 
+def test_a_notebook_that_was_edited_by_hand_is_named_with_its_cell(root):
+    build.build(root)
+    path = root / EXERCISE
+    notebook = json.loads(path.read_text())
+    notebook["cells"].insert(2, {"cell_type": "code", "source": ["1 / 0\n", "2"]})
+    path.write_text(json.dumps(notebook))
+    found = build.build(root, check=True).differences[EXERCISE]
+    assert found.startswith("cell 3, line 1: '1 / 0', built: ")
+    path.write_text("{")
+    said = build.build(root, check=True).differences[EXERCISE]
+    assert said.startswith("1 lines, built: ")
+
+
 @pytest.fixture
 def bytes_of(built):
     return {path: (built / path).read_bytes() for path in (EXERCISE, SOLUTION, KEY)}
@@ -346,7 +359,9 @@ def test_check_names_what_differs_and_writes_nothing(root, kvq, bytes_of):
     before = sorted(root.rglob("*"))
     status, out, err = kvq("build", "--check", "--root", root)
     assert (status, err) == (1, "")
-    assert re.search(rf"^differs: {EXERCISE} \(line \d+: '\"Guess its", out, re.M)
+    assert re.search(
+        rf"^differs: {EXERCISE} \(cell \d+, line \d+: 'Guess its", out, re.M
+    )
     assert f"differs: {KEY} (missing)" in out and str(SOLUTION) not in out
     assert out.count("stale: ") == 3 and "stale: solutions/keys/hw01.json" in out
     assert sorted(root.rglob("*")) == before

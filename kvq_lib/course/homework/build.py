@@ -196,12 +196,23 @@ def _write(made: Made, path: Path, name: Path, data: bytes, check: bool) -> None
 
 
 def _difference(old: bytes, new: bytes) -> str:
-    """The first line that two texts do not share."""
-    before, after = (t.decode(errors="replace").splitlines() for t in (old, new))
+    """The first line that two texts do not share; of notebooks, in which cell it is."""
+    where, texts = "", [text.decode(errors="replace") for text in (old, new)]
+    try:
+        pair = [json.loads(text)["cells"] for text in texts]
+    except (ValueError, KeyError, TypeError):
+        pair = ([], [])  # no notebooks
+    for number, cells in enumerate(itertools.zip_longest(*pair, fillvalue={}), 1):
+        if cells[0] != cells[1]:
+            where = f"cell {number}, "
+            texts = ["".join(cell.get("source", "")) for cell in cells]
+            break
+    before, after = (text.splitlines() for text in texts)
     for number, (a, b) in enumerate(zip(before, after, strict=False), 1):
         if a != b:
-            return f"line {number}: {a.strip()[:80]!r}, built: {b.strip()[:80]!r}"
-    return f"{len(before)} lines, built: {len(after)}"
+            said = f"line {number}: {a.strip()[:80]!r}, built: {b.strip()[:80]!r}"
+            return where + said
+    return f"{where}{len(before)} lines, built: {len(after)}"
 
 
 def stale(root: Path) -> list[Path]:
