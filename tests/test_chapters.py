@@ -60,7 +60,8 @@ def test_a_chapter_says_first_what_it_is_for_and_what_it_needs(page):
         opening.index(part)
         for part in (
             "After this chapter you can\n\n- ",
-            "- **You need:** ",
+            # Words between them keep two lists from becoming one.
+            "\n\nBefore you begin:\n\n- **You need:** ",
             "- **Time:** about ",
             "- **GPU:** not needed",
         )
