@@ -61,3 +61,11 @@ def full_precision():
     with pytest.MonkeyPatch.context() as patch:
         norm_in_full_precision(patch)
         yield
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A book of one chapter whose output comes from its library."""
+    from tinybook import write_book
+
+    return write_book(tmp_path)

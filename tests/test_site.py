@@ -4,44 +4,11 @@ import threading
 import urllib.error
 import urllib.request
 
-import nbformat
 import pytest
 import yaml
+from tinybook import CELL, shows, why, write_chapter
 
-from kvq_lib.course import blame, scan, site
-
-CONFIG = """
-title: Tiny
-only_build_toc_files: true
-execute: {execute_notebooks: cache}
-launch_buttons: {thebe: false}
-sphinx: {extra_extensions: [kvq_lib.course.strict]}
-"""
-CELL = "exec(open('../kvq_lib/code.py').read())\nprint('the answer is', answer)"
-
-
-def write_chapter(root, code, text="# A chapter"):
-    chapter = nbformat.v4.new_notebook(
-        cells=[
-            nbformat.v4.new_markdown_cell(text, id="title"),
-            nbformat.v4.new_code_cell(code, id="code"),
-        ],
-        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
-    )
-    nbformat.write(chapter, root / "book" / "chapter.ipynb")
-
-
-@pytest.fixture
-def tiny(tmp_path):
-    """A book of one chapter whose output comes from its library."""
-    for folder in ("book", "kvq_lib"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "_config.yml").write_text(CONFIG)
-    (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: book/chapter\n")
-    (tmp_path / "requirements.txt").write_text("numpy==2.0.0\n")
-    (tmp_path / "kvq_lib" / "code.py").write_text("answer = 41\n")
-    write_chapter(tmp_path, CELL)
-    return tmp_path
+from kvq_lib.course import blame, site
 
 
 def shown(root):
@@ -68,12 +35,6 @@ def test_a_build_is_skipped_or_repeated_as_it_should_be(tiny, capsys):
     assert site.build(tiny) == 0
     assert "the answer is 42" in shown(tiny)
     assert "all chapters run again" in capsys.readouterr().out
-
-
-def why(root, capsys):
-    """What a build that must fail says of the reason."""
-    assert site.build(root) == 1 and site.is_stale(root)
-    return capsys.readouterr().out.split("The site was not built.")[1]
 
 
 def test_a_failing_cell_fails_the_build_and_is_named(tiny, capsys):
@@ -122,10 +83,6 @@ def test_a_dead_link_in_the_text_fails_the_build_each_time(tiny, capsys, text):
         report = why(tiny, capsys)
         assert "nowhere" in report
         assert "book/chapter.ipynb, cell 1 ('# A chapter'), line 3: WARNING" in report
-
-
-def shows(html):
-    return f"from IPython.display import HTML\n\nHTML({html!r})"
 
 
 def test_a_dead_link_of_a_cell_fails_the_build_and_is_named(tiny, capsys):
@@ -201,34 +158,6 @@ def test_outside_links_are_listed_in_one_report(tiny):
 
 
 @pytest.mark.parametrize(
-    ("page", "found"),
-    [
-        ('<link rel="stylesheet" href="//fonts.example/a.css">', True),
-        ('<link rel="preload" as="font" href="https://fonts.example/a.woff">', True),
-        ('<img srcset="a.png 1x, https://img.example/b.png 2x">', True),
-        ('<iframe src="http://video.example"></iframe>', True),
-        ("<style>@import 'https://fonts.example/a.css';</style>", True),
-        ('<p style="background: url(https://img.example/a.png)">', True),
-        ('<a href="https://example.org">A link that a reader follows</a>', False),
-        ('<link rel="canonical" href="https://example.org/book">', False),
-        ('<img src="../_images/a.png" alt="//">', False),
-        ('<img src="data:image/png;base64,//8=">', False),
-        ("<style>/* url(https://example.org) */ p { color: red }</style>", False),
-    ],
-)
-def test_files_from_other_hosts_are_recognized(tmp_path, page, found):
-    (tmp_path / "page.html").write_text(page)
-    assert bool(list(scan.external_files(tmp_path))) is found
-
-
-def test_style_sheets_are_searched_too(tmp_path):
-    (tmp_path / "a.css").write_text("p { src: url('https://fonts.example/a.woff') }")
-    assert list(scan.external_files(tmp_path)) == [
-        ("a.css", "https://fonts.example/a.woff")
-    ]
-
-
-@pytest.mark.parametrize(
     "path",
     [
         "kvq_lib/new.py",
@@ -256,6 +185,8 @@ def test_what_outputs_depend_on_changes_the_execution_key(tiny, path):
         "colab_check.py",
         "light.py",
         "scan.py",
+        "scan_page.py",
+        "fatal.py",
         "pdf.py",
         "pdf.css",
         "pdf_document.py",
@@ -298,22 +229,6 @@ def test_a_warning_that_names_no_cell_stays_as_it_is(tiny):
         "WARNING: x",
     ):
         assert blame.with_cell(tiny, warning) == warning
-
-
-def test_dead_links_are_told_from_living_ones(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "one.html").write_text(
-        '<p id="p"></p><a name="n"></a><a href="#p">.</a><a href="#n">.</a>'
-        '<a href="../two.html#q">.</a><a href="https://x.example/#y">.</a>'
-        '<a href="mailto:x@example.org">.</a><a href="data.zip">.</a>'
-        '<a href="#no">.</a><a href="../two.html#no">.</a><a href="no.html">.</a>'
-    )
-    (tmp_path / "a" / "data.zip").write_bytes(b"")
-    (tmp_path / "two.html").write_text('<p id="q"></p><a href="/name/a/one.html#p">')
-    dead = [("a/one.html", x) for x in ("#no", "../two.html#no", "no.html")]
-    assert list(scan.dead_links(tmp_path, "/name/")) == dead
-    found = list(scan.dead_links(tmp_path, "/other/"))
-    assert ("two.html", "/name/a/one.html#p") in found
 
 
 def test_links_are_checked_and_the_broken_ones_named(tiny, capsys):

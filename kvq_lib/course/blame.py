@@ -1,5 +1,6 @@
 """Which cell of which notebook a failed build is about."""
 
+import html
 import json
 import re
 from pathlib import Path
@@ -47,17 +48,26 @@ def failed_cell(root: Path, notebook: str, log: str) -> str:
 
 
 def cell_with(root: Path, page: str, text: str) -> str:
-    """Which cell of a built page's notebook has a text, or shows it; else the page."""
-    name = f"{page.removesuffix('.html')}.ipynb"
-    executed = root / "_build" / "jupyter_execute" / name
-    if executed.exists() and (root / name).exists():
+    """Which cell of a built page's notebook has a text, or shows it, or which line of
+    its Markdown; else the page."""
+    name = page.removesuffix(".html")
+    notebook, markdown = f"{name}.ipynb", root / f"{name}.md"
+    executed = root / "_build" / "jupyter_execute" / notebook
+    if executed.exists() and (root / notebook).exists():
         cells = json.loads(executed.read_text(encoding="utf-8"))["cells"]
         for index, cell in enumerate(cells):
             written = ["".join(cell["source"])]
             for output in cell.get("outputs", ()):
                 written += map("".join, output.get("data", {}).values())
-            if any(text in one for one in written):
-                return _name(root, name, index)
+            if any(text in one or text in html.unescape(one) for one in written):
+                return _name(root, notebook, index)
+    elif markdown.exists():
+        written = markdown.read_text(encoding="utf-8")
+        for whole in (written, html.unescape(written)):
+            before, found, _ = whole.partition(text)
+            if found:
+                line = before.count("\n") + 1
+                return f"{markdown.relative_to(root).as_posix()}, line {line}"
     return page
 
 

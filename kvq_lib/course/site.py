@@ -25,6 +25,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -35,7 +36,13 @@ from ..errors import InvalidArgument
 from . import bootstrap
 from .blame import ANSI, cell_with, failure_report, with_cell
 from .repository import prefix, set_repository
-from .scan import dead_links, external_files, outside_links
+from .scan import (
+    dead_links,
+    external_files,
+    missing_files,
+    outside_links,
+    wordless_pictures,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = Path("_build/environment.json")  # of the cached executions
@@ -50,7 +57,7 @@ APART = tuple(
     f"kvq_lib/course/{path}"
     for path in (
         *("homework/", "publish/", "browser.py", "colab_check.py", "light.py"),
-        *("pdf", "scan.py"),
+        *("fatal.py", "pdf", "scan"),
     )
 )
 
@@ -213,21 +220,31 @@ def run_sphinx(
     return process.wait(), warnings
 
 
-def page_problems(root: Path) -> str:
-    """What the pages have that no reader should meet, "" if nothing."""
-    html = root / "_build" / "html"
+def page_problems(root: Path, warnings: Iterable[str] = ()) -> str:
+    """What the pages have that no reader should meet, "" if nothing.
 
-    def listed_by_cell(found: Iterable[tuple[str, str]]) -> list[str]:
-        return [f"    {cell_with(root, page, text)}: {text}" for page, text in found]
-
-    external = listed_by_cell(external_files(html))
-    dead = listed_by_cell(dead_links(html, prefix(root)))
+    After `warnings` of Sphinx only what they do not say, and what has a cell or line:
+    the rest may come from what they are about.
+    """
+    html, start = root / "_build" / "html", prefix(root)
+    kinds = {
+        "Pages load files from other hosts (serve them from book/assets/vendor):": (
+            external_files(html)
+        ),
+        "Pages load files that the site does not have:": missing_files(html, start),
+        "Links lead to no page, or to no place on it:": dead_links(html, start),
+        "Pictures have no alternative text that says what they show:": (
+            wordless_pictures(html)
+        ),
+    }
     parts = []
-    if external:
-        parts += ["Pages load files from other hosts:", *external]
-        parts += ["Serve such files from book/assets/vendor instead."]
-    if dead:
-        parts += ["Links lead to no page, or to no place on it:", *dead]
+    for heading, found in kinds.items():
+        lines = []
+        for page, text in found:
+            place = cell_with(root, page, text)
+            if not warnings or (place != page and not any(text in w for w in warnings)):
+                lines.append(f"    {place}: {textwrap.shorten(text, 200)}")
+        parts += [heading, *dict.fromkeys(lines)] if lines else []
     return "\n".join(parts)
 
 
@@ -248,6 +265,9 @@ def build(root: Path = ROOT, force: bool = False, edition: str = "full") -> int:
     status, warnings = run_sphinx(root, edition)
     if status != 0:
         print(f"\nThe site was not built.\n\n{failure_report(root, warnings)}")
+        # With warnings alone all pages were written, the index of words last.
+        if warnings and (html / "searchindex.js").exists():
+            print(page_problems(root, warnings))
         print("Mend this and run `make book` again: chapters that ran are kept.")
         return 1
     if problems := page_problems(root):

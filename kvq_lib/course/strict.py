@@ -10,16 +10,27 @@ from urllib.parse import unquote, urlsplit
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 
-from .scan import Page
+from .scan_page import Page, says_nothing
 
 log = logging.getLogger(__name__)
 
-# What a picture gets from its path if nobody has given it words.
-PATH = re.compile(r"\.(png|svg|jpe?g|gif|webp)$|^\S*/\S*$", re.I)
+# A link whose address is given nowhere stays text: [words][name], or [name][].
+REFERENCE = re.compile(r"(?<![\w\])])\[[^\[\]]+\]\[[^\[\]]*\](?![\[(])")
 GENERATED = ("404", "genindex", "search")
 CELL = 10_000  # what MyST-NB adds to a line number for each cell, from the first on
+
+
+class KeepLines(SphinxTransform):
+    """Pictures keep their line: Sphinx sets that of an {image} to 0 right after."""
+
+    default_priority = 9
+
+    def apply(self) -> None:
+        for image in self.document.findall(nodes.image):
+            image["written_at"] = image.line
 
 
 def line_of(node: nodes.Node) -> int | None:
@@ -28,8 +39,8 @@ def line_of(node: nodes.Node) -> int | None:
         if isinstance(node, nodes.Element):
             if "cell_index" in node:
                 return (node["cell_index"] + 1) * CELL
-            if node.line:  # 0 where it is unknown
-                return node.line
+            if line := node.get("written_at") or node.line:  # 0 where it is unknown
+                return line
         node = node.parent
     return None
 
@@ -49,6 +60,18 @@ def raw_problems(app: Sphinx, docname: str, text: str) -> list[str]:
     return found
 
 
+def prose(element: nodes.TextElement) -> str:
+    """The words of a paragraph, with a dot for each piece of code or mathematics."""
+    if isinstance(element, nodes.FixedTextElement | nodes.literal | nodes.math_block):
+        return ""
+    if not isinstance(element.parent, nodes.TextElement):
+        kept = (nodes.Text, nodes.emphasis, nodes.strong)
+        return "".join(
+            child.astext() if isinstance(child, kept) else "·" for child in element
+        )
+    return ""  # part of a paragraph that is read as a whole
+
+
 def check(app: Sphinx, doctree: nodes.document) -> None:
     """Warn of all that a page that was just read has."""
     docname = app.env.docname
@@ -57,16 +80,23 @@ def check(app: Sphinx, doctree: nodes.document) -> None:
         log.warning(what, location=(docname, line_of(node)), type="kvq", subtype="page")
 
     for image in doctree.findall(nodes.image):
-        words = image.get("alt", "").strip()
-        if not words or PATH.search(words):
+        if says_nothing(image.get("alt", "")):
             warn(image, "a picture without alt text that says what it shows")
     for raw in doctree.findall(nodes.raw):
         if "html" in raw.get("format", "").split():
             for problem in raw_problems(app, docname, raw.astext()):
                 warn(raw, problem)
+    for element in doctree.findall(nodes.TextElement):
+        for reference in REFERENCE.findall(prose(element)):
+            warn(element, f"a dead link: the address of {reference} is given nowhere")
 
 
 def setup(app: Sphinx) -> dict:
     """Called by Sphinx."""
+    # Only here: it imports what executes notebooks, and others import this module.
+    from . import fatal
+
+    fatal.name_last_cell()
+    app.add_transform(KeepLines)
     app.connect("doctree-read", check)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
