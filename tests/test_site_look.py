@@ -24,7 +24,8 @@ TALL = """() => [...document.querySelectorAll("main .table tr")]
 
 # Words of links in tables that begin on one line and end on another.  At a hyphen a
 # word may break.
-BROKEN = r"""() => [...document.querySelectorAll("main :is(td, th) a")].flatMap((a) => {
+BROKEN = r"""() => [...document.querySelectorAll("main :is(.table, .text_html) a")]
+  .flatMap((a) => {
   const walk = document.createTreeWalker(a, NodeFilter.SHOW_TEXT), broken = [];
   for (let node; (node = walk.nextNode()); )
     for (const word of node.data.matchAll(/[^\s-]+/g)) {
