@@ -50,7 +50,8 @@ COMMENT = re.compile(r"/\*.*?\*/", re.S)
 IN_SCRIPT = re.compile(
     r"""(?:
       \b(?:fetch|import|importScripts|(?:Shared)?Worker|EventSource|WebSocket|Request
-         |Audio|FontFace|sendBeacon|getScript|getJSON|ajax|addModule|register)
+         |Audio|FontFace|sendBeacon|getScript|getJSON|ajax|addModule|register
+         |get|post|json|csv)
          \s*\(\s* (?:["'`][\w\s-]+["'`]\s*,\s*)?
       | \bimport\s* | \bfrom\s*
       | \.open\s*\(\s* ["'`]\w+["'`]\s*,\s*
@@ -61,6 +62,8 @@ IN_SCRIPT = re.compile(
     + f"({OUTSIDE})",
     re.X,
 )
+# What libraries for notebooks keep in tables and load later.
+CODE_ELSEWHERE = re.compile(r"//(?:cdn\.|unpkg\.)|\.(?:m?js|css|wasm|woff2?)(?:[?#]|$)")
 SCRIPT_COMMENT = re.compile(r"^\s*//[^\n]*$|(?:^|(?<=[\s;,({]))/\*.*?\*/", re.S | re.M)
 # jupyterquiz would load another MathJax where the page's cannot typeset: ours can.
 NEVER_LOADED = {"https://cdn.jsdelivr.net/npm/mathjax@3/es5/tex-svg.js"}
@@ -94,8 +97,9 @@ def outside_in_css(rules: str) -> list[str]:
 def outside_in_script(code: str) -> list[str]:
     """The addresses on other hosts, in words, from which a script would load."""
     code = SCRIPT_COMMENT.sub("", code)
-    found = dict.fromkeys(IN_SCRIPT.findall(code) + outside_in_css(code))
-    return [address for address in found if address not in NEVER_LOADED]
+    found = IN_SCRIPT.findall(code) + outside_in_css(code)
+    found += filter(CODE_ELSEWHERE.search, QUOTED.findall(code))
+    return [a for a in dict.fromkeys(found) if a not in NEVER_LOADED]
 
 
 def _hidden(values: dict[str, str]) -> bool:
