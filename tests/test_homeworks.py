@@ -18,6 +18,7 @@ from kvq_lib.course.homework import (
     source,
     verify,
 )
+from kvq_lib.course.scan_page import says_nothing
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = [f"hw{number:02}" for number in range(2, 11)]
@@ -70,7 +71,9 @@ def test_a_notebook_keeps_to_the_rules_of_chapters(notebook):
         assert all(len(line) <= MAX_WIDTH for line in lines), name
         if draws(cell.source):
             alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "")
-            assert alt.strip(), f"{name} draws: set mystnb.image.alt in its metadata"
+            assert not says_nothing(alt), (
+                f"{name} draws: set mystnb.image.alt in its metadata"
+            )
 
 
 def test_a_notebook_has_one_sentence_a_line(notebook):

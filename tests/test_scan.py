@@ -2,10 +2,11 @@
 
 import pytest
 
-from kvq_lib.course import scan
+from kvq_lib.course import scan, site
 from kvq_lib.course.scan_page import Page, says_nothing
 
 A = "https://x.example/a"
+CDN = "https://cdn.example"
 LOADING = [
     f'<svg><image href="{A}"/></svg>',
     f'<svg><IMAGE xlink:href="{A}"></IMAGE></svg>',
@@ -117,7 +118,14 @@ def test_dead_links_are_told_from_living_ones(tmp_path):
 
 def test_scripts_are_searched_too(tmp_path):
     (tmp_path / "a.js").write_text(f'const a = await fetch("{A}");')
+    (tmp_path / "mathjax").mkdir()
+    (tmp_path / "mathjax" / "b.js").write_text(f'fetch("{CDN}/b.js");')
     assert list(scan.external_files(tmp_path)) == [("a.js", A)]
+
+
+def test_folders_of_vendored_scripts_are_those_of_the_book():
+    vendor = site.ROOT / "book" / "assets" / "vendor"
+    assert {f"{p.name}/" for p in vendor.iterdir() if p.is_dir()} == {*scan.VENDORED}
 
 
 def test_areas_and_drawn_links_can_be_dead(tmp_path):

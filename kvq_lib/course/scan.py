@@ -7,6 +7,11 @@ from urllib.parse import unquote, urlsplit
 
 from .scan_page import Page, outside_in_css, outside_in_script
 
+# Scripts of others: the theme's, and those of book/assets/vendor, which name hosts that
+# they are told not to use.  The tests in a browser see what they ask for.
+VENDORED = ("html-manager/", "mathjax/", "requirejs/")
+THEIRS = (*VENDORED, "_static/scripts/", "_static/vendor/")
+
 
 @functools.lru_cache(maxsize=256)
 def _page(text: str) -> Page:
@@ -30,8 +35,11 @@ def external_files(html: Path) -> Iterator[tuple[str, str]]:
             yield path.relative_to(html).as_posix(), address
     for kind, outside in ((".css", outside_in_css), (".js", outside_in_script)):
         for path in sorted(html.rglob(f"*{kind}")):
+            name = path.relative_to(html).as_posix()
+            if kind == ".js" and name.startswith(THEIRS):
+                continue
             for address in outside(path.read_text(encoding="utf-8")):
-                yield path.relative_to(html).as_posix(), address
+                yield name, address
 
 
 def target(html: Path, path: Path, link: str, prefix: str) -> tuple[Path, str] | None:

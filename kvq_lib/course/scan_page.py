@@ -50,7 +50,8 @@ COMMENT = re.compile(r"/\*.*?\*/", re.S)
 IN_SCRIPT = re.compile(
     r"""(?:
       \b(?:fetch|import|importScripts|(?:Shared)?Worker|EventSource|WebSocket|Request
-         |Audio|FontFace|sendBeacon|getScript|getJSON|ajax|addModule|register)
+         |Audio|FontFace|sendBeacon|getScript|getJSON|ajax|addModule|register
+         |get|post|json|csv)
          \s*\(\s* (?:["'`][\w\s-]+["'`]\s*,\s*)?
       | \bimport\s* | \bfrom\s*
       | \.open\s*\(\s* ["'`]\w+["'`]\s*,\s*
@@ -94,8 +95,8 @@ def outside_in_css(rules: str) -> list[str]:
 def outside_in_script(code: str) -> list[str]:
     """The addresses on other hosts, in words, from which a script would load."""
     code = SCRIPT_COMMENT.sub("", code)
-    found = dict.fromkeys(IN_SCRIPT.findall(code) + outside_in_css(code))
-    return [address for address in found if address not in NEVER_LOADED]
+    found = IN_SCRIPT.findall(code) + outside_in_css(code)
+    return [a for a in dict.fromkeys(found) if a not in NEVER_LOADED]
 
 
 def _hidden(values: dict[str, str]) -> bool:

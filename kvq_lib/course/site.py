@@ -25,7 +25,6 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -240,7 +239,7 @@ def page_problems(root: Path, warnings: Iterable[str] = ()) -> str:
         for page, text in found:
             place = cell_with(root, page, text)
             if not warnings or (place != page and not any(text in w for w in warnings)):
-                lines.append(f"    {place}: {textwrap.shorten(text, 200)}")
+                lines.append(f"    {place}: {' '.join(text.split())[:200]}")
         parts += [heading, *dict.fromkeys(lines)] if lines else []
     return "\n".join(parts)
 
@@ -262,8 +261,10 @@ def build(root: Path = ROOT, force: bool = False, edition: str = "full") -> int:
     status, warnings = run_sphinx(root, edition)
     if status != 0:
         print(f"\nThe site was not built.\n\n{failure_report(root, warnings)}")
-        # With warnings alone all pages were written, the index of words last.
-        if warnings and (html / "searchindex.js").exists():
+        # With warnings alone all pages were written, the index of words last; where a
+        # cell failed, its page lacks what others may lead to.
+        failed = any((html / "reports").rglob("*.err.log"))
+        if warnings and not failed and (html / "searchindex.js").exists():
             print(page_problems(root, warnings))
         print("Mend this and run `make book` again: chapters that ran are kept.")
         return 1
