@@ -119,7 +119,7 @@ def test_dead_links_are_told_from_living_ones(tmp_path):
 def test_scripts_are_searched_too(tmp_path):
     (tmp_path / "a.js").write_text(f'const a = await fetch("{A}");')
     (tmp_path / "mathjax").mkdir()
-    (tmp_path / "mathjax" / "b.js").write_text(f'const a = ["{CDN}/b.js"];')
+    (tmp_path / "mathjax" / "b.js").write_text(f'fetch("{CDN}/b.js");')
     assert list(scan.external_files(tmp_path)) == [("a.js", A)]
 
 

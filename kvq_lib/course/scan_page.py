@@ -62,8 +62,6 @@ IN_SCRIPT = re.compile(
     + f"({OUTSIDE})",
     re.X,
 )
-# What libraries for notebooks keep in tables and load later.
-CODE_ELSEWHERE = re.compile(r"//(?:cdn\.|unpkg\.)|\.(?:m?js|css|wasm|woff2?)(?:[?#]|$)")
 SCRIPT_COMMENT = re.compile(r"^\s*//[^\n]*$|(?:^|(?<=[\s;,({]))/\*.*?\*/", re.S | re.M)
 # jupyterquiz would load another MathJax where the page's cannot typeset: ours can.
 NEVER_LOADED = {"https://cdn.jsdelivr.net/npm/mathjax@3/es5/tex-svg.js"}
@@ -98,7 +96,6 @@ def outside_in_script(code: str) -> list[str]:
     """The addresses on other hosts, in words, from which a script would load."""
     code = SCRIPT_COMMENT.sub("", code)
     found = IN_SCRIPT.findall(code) + outside_in_css(code)
-    found += filter(CODE_ELSEWHERE.search, QUOTED.findall(code))
     return [a for a in dict.fromkeys(found) if a not in NEVER_LOADED]
 
 
