@@ -2,8 +2,8 @@
 code without scripts, verdicts on paper."""
 
 import pytest
+from pagechecks import RULES, SET_THEME, settled, violations
 from sitepages import PAGES, source_of
-from test_site_pages import RULES, SET_THEME, settled, violations
 
 TABLES = [page for page in PAGES if "<table" in source_of(page)]
 PHONE = {"width": 375, "height": 900}
