@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -322,7 +323,10 @@ def test_a_page_follows_its_source_and_runs_only_if_its_cells_changed(tmp_path):
         assert (tmp_path / "runs").read_text() == "xx"
         save(tmp_path, "Thrice", "tock")
         time.sleep(1.2)  # meanwhile the build has begun, or is about to
-        assert asyncio.run(told(port)) == "reload"
+        with (
+            ThreadPoolExecutor() as beside
+        ):  # Playwright may have a loop in this thread
+            assert beside.submit(asyncio.run, told(port)).result() == "reload"
         assert "Thrice" in shown(address, "tocktock")
     finally:
         preview.terminate()

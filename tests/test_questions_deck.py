@@ -161,6 +161,7 @@ parse: {myst_enable_extensions: [dollarmath]}
 sphinx:
   config:
     mathjax_path: ../mathjax.js # not from another host
+    html_extra_path: [extra]
     extensions: [myst_nb, jupyter_book, sphinx_comments, sphinx_external_toc,
       sphinx_book_theme, sphinxcontrib.bibtex, kvq_lib.course.questions.pages]
 """
@@ -189,6 +190,8 @@ def tiny(tmp_path):
     works = (ROOT / "book" / "references.bib").read_text(encoding="utf-8")
     (tmp_path / "book" / "references.bib").write_text(works)
     (tmp_path / "_config.yml").write_text(CONFIG)
+    (tmp_path / "extra").mkdir()
+    (tmp_path / "extra" / "mathjax.js").write_text("// nothing is typeset here\n")
     listed = [f"book/{p.stem}" for p in sorted((tmp_path / "book").glob("*.ipynb"))]
     listed += [name.removesuffix(".md") for name in PAGES]
     (tmp_path / "_toc.yml").write_text(

@@ -91,6 +91,7 @@ sphinx:
   config:
     kvq_repository: ""
     templates_path: [templates]
+    html_static_path: [static]
     html_additional_pages: {index: start.html}
     notfound_urls_prefix: /
     notfound_context: {title: Gone, body: '<a href="/book/one.html">start</a>'}
@@ -108,6 +109,10 @@ def small(tmp_path):
     start = site.ROOT / "book" / "assets" / "templates" / "start.html"
     (tmp_path / "templates").mkdir()
     shutil.copy(start, tmp_path / "templates")
+    (tmp_path / "static").mkdir()
+    shutil.copy(
+        site.ROOT / "book" / "assets" / "static" / "logo.svg", tmp_path / "static"
+    )
     toc = "format: jb-book\nroot: book/one\nchapters:\n  - file: book/two\n"
     (tmp_path / "_toc.yml").write_text(toc)
     (tmp_path / "book" / "two.md").write_text("# Another\n")
