@@ -124,6 +124,7 @@ def assert_whole_light_and_readable(open_page, page):
         opened.set_viewport_size({"width": width, "height": 900})
         assert opened.evaluate(TOO_WIDE) == [], f"{width} pixels wide"
     opened.set_viewport_size({"width": 1280, "height": 900})
+    opened.wait_for_timeout(200)  # `scroll.js` renames boxes once they are drawn
     opened.evaluate(SET_THEME, "light")
     assert violations(opened, RULES) == []
     opened.evaluate(SET_THEME, "dark")
