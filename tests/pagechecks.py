@@ -28,6 +28,12 @@ LIGHT_BYTES = 1_500_000  # of all that a page without widgets loads
 IMAGES = """() => [...document.images].map(
   (i) => ({alt: i.alt, source: i.currentSrc, loaded: i.naturalWidth > 0}))"""
 
+# The theme lets keys reach boxes that scroll 0.3 s after a change of width.
+REACHABLE = """() => [...document.querySelectorAll(
+    "pre, .cell_output > .output, .pst-scrollable-table-container")]
+  .every((e) => (e.tabIndex === 0)
+    === (e.scrollWidth > e.clientWidth || e.scrollHeight > e.clientHeight))"""
+
 # A positive tabindex takes a control out of the order in which it stands.
 OUT_OF_ORDER = """() => [...document.querySelectorAll("[tabindex]")]
   .filter((e) => e.tabIndex > 0).map((e) => e.outerHTML.slice(0, 80))"""
@@ -124,7 +130,7 @@ def assert_whole_light_and_readable(open_page, page):
         opened.set_viewport_size({"width": width, "height": 900})
         assert opened.evaluate(TOO_WIDE) == [], f"{width} pixels wide"
     opened.set_viewport_size({"width": 1280, "height": 900})
-    opened.wait_for_timeout(200)  # `scroll.js` renames boxes once they are drawn
+    opened.wait_for_function(REACHABLE)
     opened.evaluate(SET_THEME, "light")
     assert violations(opened, RULES) == []
     opened.evaluate(SET_THEME, "dark")
